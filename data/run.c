@@ -1,0 +1,434 @@
+/* run.c - the run folder: making, locking, moving aside; run.json; the log (run.h).
+ *
+ * The lock is flock's on RUN/lock: the kernel drops it when the process ends, however it ends, so no stale
+ * lock is ever left. The file itself stays: removing it would let two processes hold locks on two files of
+ * one name. A file system without locks (some network ones) is used unlocked. */
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
+struct Run {
+    char *path;
+    int lock;
+    int log; /* -1: not open yet */
+    bool log_failing;
+};
+
+enum { MAX_SETTINGS = 16 << 20, MAX_LINE = 64 << 20 }; /* bytes; more is damage */
+
+static const char runs_folder[] = "runs";
+
+static char *join(const char *folder, const char *name) {
+    return xformat("%s/%s", folder, name);
+}
+
+static bool holds(const char *folder, const char *name) {
+    char *path = join(folder, name);
+    struct stat info;
+    const bool there = lstat(path, &info) == 0;
+    free(path);
+    return there;
+}
+
+/* ---- opening ---- */
+
+typedef enum Content { EMPTY, A_RUN, OTHER } Content;
+
+/* What an existing folder holds. A folder with our lock but nothing of a run was begun by a process that
+ * did not get far; it counts as empty. */
+static bool folder_content(const char *path, Content *content, Error *err) {
+    char **names;
+    size_t count;
+    if (!folder_names(path, &names, &count, err)) return false;
+    for (size_t i = 0; i < count; i++) free(names[i]);
+    free(names);
+    if (holds(path, "run.json") || holds(path, "log.jsonl") || holds(path, "checkpoints")) *content = A_RUN;
+    else *content = count == 0 || holds(path, "lock") ? EMPTY : OTHER;
+    return true;
+}
+
+/* The locked descriptor of path/lock, or -1. The process number in it serves the message only. */
+static int lock_folder(const char *path, Error *err) {
+    char *name = join(path, "lock"), pid[32] = {0};
+    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    bool ok = fd >= 0 || error_set(err, "cannot write into run folder '%s': %s", path, strerror(errno));
+    if (ok && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        const bool known = pread(fd, pid, sizeof pid - 1, 0) > 0;
+        pid[strspn(pid, "0123456789")] = 0;
+        ok = error_set(err,
+                       "run folder '%s' is in use by another process%s%s; wait for it or name another -run",
+                       path, known ? ", number " : "", pid);
+    }
+    if (ok) {
+        const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+        ok = (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) == size) ||
+             error_set(err, "cannot write '%s': %s", name, strerror(errno));
+    }
+    if (!ok && fd >= 0) {
+        close(fd);
+        fd = -1;
+    }
+    free(name);
+    return fd;
+}
+
+/* Renames a run to PATH.old-1, or -2 ..., after making sure that nobody uses it. */
+static bool move_aside(const char *path, Error *err) {
+    const int lock = lock_folder(path, err);
+    if (lock < 0) return false;
+    bool ok = true, done = false;
+    for (unsigned i = 1; ok && !done; i++) {
+        char *old = xformat("%s.old-%u", path, i);
+        struct stat info;
+        if (lstat(old, &info)) {
+            if (rename(path, old))
+                ok = error_set(err, "cannot move the old run '%s' aside to '%s': %s", path, old,
+                               strerror(errno));
+            done = true;
+        }
+        free(old);
+    }
+    close(lock);
+    return ok;
+}
+
+/* A new folder runs/YYYYMMDD-HHMMSS, with -2, -3 ... behind it where that exists; NULL on failure. */
+static char *make_dated_folder(Error *err) {
+    if (!folder_make(runs_folder, err)) return NULL;
+    const time_t now = time(NULL);
+    struct tm parts;
+    char date[32];
+    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &parts));
+    for (unsigned i = 1;; i++) {
+        char *path = i == 1 ? xformat("%s/%s", runs_folder, date) : xformat("%s/%s-%u", runs_folder, date, i);
+        if (mkdir(path, 0777) == 0) return path;
+        if (errno != EEXIST) {
+            error_set(err, "cannot make run folder '%s': %s", path, strerror(errno));
+            free(path);
+            return NULL;
+        }
+        free(path);
+    }
+}
+
+/* Makes sure that `path` is a folder in which this process may begin or go on with a run. */
+static bool enter_folder(const char *path, RunOpen how, bool *resumed, Error *err) {
+    struct stat info;
+    if (lstat(path, &info) == 0 && !folder_exists(path))
+        return error_set(err, "run folder '%s' is a file; name another -run", path);
+    if (!folder_exists(path)) return folder_make(path, err);
+    Content content;
+    if (!folder_content(path, &content, err)) return false;
+    if (content == OTHER)
+        return error_set(
+            err,
+            "folder '%s' is not empty and is no run (it has no run.json); name a new or an empty "
+            "folder with -run",
+            path);
+    if (content == EMPTY) return true;
+    if (how == RUN_NEW)
+        return error_set(
+            err,
+            "folder '%s' holds a run; go on with it by -resume, start over by -force (it is then "
+            "moved aside), or name another -run",
+            path);
+    if (how == RUN_FORCE) return move_aside(path, err) && folder_make(path, err);
+    *resumed = true;
+    return true;
+}
+
+Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
+    *resumed = false;
+    char *folder;
+    if (path) {
+        size_t size = strlen(path);
+        while (size > 1 && path[size - 1] == '/') size--; /* so that .old-1 is put behind the name */
+        if (size == 0) {
+            error_set(err, "the run folder's name is empty; name one with -run");
+            return NULL;
+        }
+        folder = xformat("%.*s", (int)size, path);
+        if (!enter_folder(folder, how, resumed, err)) {
+            free(folder);
+            return NULL;
+        }
+    } else if (!(folder = make_dated_folder(err))) {
+        return NULL;
+    }
+    const int lock = lock_folder(folder, err);
+    if (lock < 0) {
+        free(folder);
+        return NULL;
+    }
+    Run *run = (Run *)xcalloc(1, sizeof *run);
+    run->path = folder, run->lock = lock, run->log = -1;
+    return run;
+}
+
+void run_close(Run *run) {
+    if (!run) return;
+    if (run->log >= 0) close(run->log);
+    close(run->lock);
+    free(run->path);
+    free(run);
+}
+
+const char *run_path(const Run *run) {
+    return run->path;
+}
+
+char *run_file(const Run *run, const char *name) {
+    return join(run->path, name);
+}
+
+/* When a run was last written to; false where the folder holds none. */
+static bool last_written(const char *path, struct timespec *when) {
+    static const char *const names[] = {"log.jsonl", "run.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *file = join(path, names[i]);
+        struct stat info;
+        const bool there = stat(file, &info) == 0;
+        free(file);
+        if (there) {
+            *when = info.st_mtim;
+            return holds(path, "run.json");
+        }
+    }
+    return false;
+}
+
+char *run_newest(Error *err) {
+    char **names = NULL;
+    size_t count = 0;
+    if (folder_exists(runs_folder) && !folder_names(runs_folder, &names, &count, err)) return NULL;
+    char *newest = NULL;
+    struct timespec newest_time = {0};
+    for (size_t i = 0; i < count; i++) {
+        char *path = join(runs_folder, names[i]);
+        struct timespec when;
+        /* Of two at the same time, the later name. */
+        if (last_written(path, &when) &&
+            (!newest || when.tv_sec > newest_time.tv_sec ||
+             (when.tv_sec == newest_time.tv_sec && when.tv_nsec >= newest_time.tv_nsec))) {
+            free(newest);
+            newest = path, newest_time = when;
+        } else {
+            free(path);
+        }
+        free(names[i]);
+    }
+    free(names);
+    if (!newest)
+        error_set(err, "there is no run under '%s/'; train one, or name a run with -load", runs_folder);
+    return newest;
+}
+
+/* ---- run.json ---- */
+
+bool run_write_settings(Run *run, const json_t *settings, Error *err) {
+    char *text = json_dumps(settings, JSON_INDENT(2));
+    if (!text) return error_set(err, "cannot write the settings of '%s' as JSON", run->path);
+    char *path = run_file(run, "run.json"), *lines = xformat("%s\n", text);
+    const bool ok = file_replace(path, lines, strlen(lines), err);
+    free(lines);
+    free(path);
+    free(text);
+    return ok;
+}
+
+json_t *run_read_settings(const char *path, Error *err) {
+    char *file = join(path, "run.json");
+    Buffer text = {0};
+    json_t *settings = NULL;
+    if (file_read(file, MAX_SETTINGS, &text, err)) {
+        json_error_t problem;
+        settings = json_loadb((const char *)text.data, text.size, JSON_REJECT_DUPLICATES, &problem);
+        if (!settings) {
+            error_set(err, "'%s' is damaged at line %d: %s", file, problem.line, problem.text);
+        } else if (!json_is_object(settings)) {
+            error_set(err, "'%s' is damaged: expected a JSON object", file);
+            json_decref(settings);
+            settings = NULL;
+        }
+    }
+    buffer_free(&text);
+    free(file);
+    return settings;
+}
+
+/* ---- the log ---- */
+
+json_t *run_number(double x) {
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+/* The length of the UTF-8 character at text[0], 0 where the bytes are none (Unicode 15, table 3-7). */
+static size_t utf8_length(const uint8_t *text, size_t size) {
+    const uint8_t lead = text[0];
+    if (lead < 0x80) return 1;
+    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    if (lead < 0xC2 || lead > 0xF4 || size < length) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((text[i] & 0xC0) != 0x80) return 0;
+    /* Overlong forms, surrogates and what lies past U+10FFFF show in the second byte. */
+    if ((lead == 0xE0 && text[1] < 0xA0) || (lead == 0xED && text[1] > 0x9F)) return 0;
+    if ((lead == 0xF0 && text[1] < 0x90) || (lead == 0xF4 && text[1] > 0x8F)) return 0;
+    return length;
+}
+
+json_t *run_text(const void *bytes, size_t size) {
+    const uint8_t *text = (const uint8_t *)bytes;
+    Buffer clean = {0};
+    buffer_reserve(&clean, size + 1);
+    for (size_t i = 0; i < size;) {
+        const size_t length = utf8_length(text + i, size - i);
+        if (length) buffer_append(&clean, text + i, length);
+        else buffer_append_text(&clean, "\xEF\xBF\xBD");
+        i += length ? length : 1;
+    }
+    json_t *string = json_stringn((const char *)clean.data, clean.size);
+    buffer_free(&clean);
+    return string;
+}
+
+static bool log_write(Run *run, const Buffer *line, Error *err) {
+    char *path = run_file(run, "log.jsonl");
+    bool ok = true;
+    if (run->log < 0) {
+        run->log = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+        if (run->log < 0) ok = error_set(err, "cannot open '%s': %s", path, strerror(errno));
+    }
+    if (ok) {
+        const off_t end = lseek(run->log, 0, SEEK_END);
+        ssize_t n;
+        do n = write(run->log, line->data, line->size);
+        while (n < 0 && errno == EINTR);
+        if (n != (ssize_t)line->size) {
+            ok = error_set(err, "cannot write '%s': %s; rows are missing until there is room", path,
+                           n < 0 ? strerror(errno) : "no space left");
+            /* Half a row must not stand before the next one. */
+            if (n > 0 && ftruncate(run->log, end))
+                error_set(err, "cannot write '%s': half a row stands at its end (%s); remove it", path,
+                          strerror(errno));
+        }
+    }
+    free(path);
+    return ok;
+}
+
+bool run_log(Run *run, json_t *row, Error *err) {
+    char *text = row ? json_dumps(row, JSON_COMPACT) : NULL;
+    json_decref(row);
+    if (!text) return error_set(err, "cannot write a row of the log of '%s' as JSON", run->path);
+    Buffer line = {0};
+    buffer_append_text(&line, text);
+    buffer_append(&line, "\n", 1);
+    free(text);
+    const bool ok = log_write(run, &line, err);
+    buffer_free(&line);
+    const bool reported = run->log_failing;
+    run->log_failing = !ok;
+    return ok || reported;
+}
+
+/* A line of a file without its newline; *whole tells whether the newline was there. False at the end and
+ * on failure, which error and the stream tell apart. */
+static bool next_line(FILE *file, Buffer *line, bool *whole) {
+    line->size = 0;
+    *whole = false;
+    int c;
+    while ((c = getc_unlocked(file)) != EOF && line->size <= MAX_LINE) {
+        if (c == '\n') {
+            *whole = true;
+            return true;
+        }
+        const uint8_t byte = (uint8_t)c;
+        buffer_append(line, &byte, 1);
+    }
+    return line->size > 0;
+}
+
+bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *row, Error *err), void *context,
+                  Error *err) {
+    char *name = join(path, "log.jsonl");
+    FILE *file = fopen(name, "rbe");
+    bool ok = file || errno == ENOENT || error_set(err, "cannot open '%s': %s", name, strerror(errno));
+    Buffer line = {0};
+    bool whole;
+    for (uint64_t number = 1; ok && file && next_line(file, &line, &whole); number++) {
+        json_error_t problem;
+        json_t *json = json_loadb((const char *)line.data, line.size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL,
+                                  &problem);
+        const RunRow row = {json, json_string_value(json_object_get(json, "type")), (const char *)line.data,
+                            line.size, number};
+        if (row.type) ok = each(context, &row, err);
+        else if (line.size > MAX_LINE)
+            ok = error_set(err, "'%s' is damaged at line %" PRIu64 ": longer than %d bytes; remove that line",
+                           name, number, MAX_LINE);
+        else if (whole) /* a crash leaves a last line without its newline, and nothing else */
+            ok = error_set(err, "'%s' is damaged at line %" PRIu64 ": %s; remove that line", name, number,
+                           json ? "not an object with a \"type\"" : problem.text);
+        json_decref(json);
+    }
+    if (ok && file && ferror(file)) ok = error_set(err, "cannot read '%s': %s", name, strerror(errno));
+    if (file) fclose(file);
+    buffer_free(&line);
+    free(name);
+    return ok;
+}
+
+typedef struct Cut {
+    FILE *out;
+    const char *path; /* of the log; the file being written is beside it */
+    uint64_t step;
+} Cut;
+
+static bool cut_row(void *context, const RunRow *row, Error *err) {
+    const Cut *cut = (const Cut *)context;
+    if (strcmp(row->type, "end") == 0) return true;
+    if (strcmp(row->type, "step") == 0 || strcmp(row->type, "eval") == 0 ||
+        strcmp(row->type, "sample") == 0) {
+        const json_t *step = json_object_get(row->json, "step");
+        if (!json_is_integer(step) || json_integer_value(step) < 0)
+            return error_set(err,
+                             "'%s' is damaged at line %" PRIu64 ": \"step\" is not a whole number; remove "
+                             "that line",
+                             cut->path, row->number);
+        if ((uint64_t)json_integer_value(step) > cut->step) return true;
+    }
+    if (fwrite(row->line, 1, row->size, cut->out) != row->size || putc('\n', cut->out) == EOF)
+        return error_set(err, "cannot write '%s.tmp': %s", cut->path, strerror(errno));
+    return true;
+}
+
+bool run_log_cut(Run *run, uint64_t step, Error *err) {
+    char *path = run_file(run, "log.jsonl"), *temporary = run_file(run, "log.jsonl.tmp");
+    Cut cut = {.out = fopen(temporary, "wbe"), .path = path, .step = step};
+    bool ok = cut.out || error_set(err, "cannot create '%s': %s", temporary, strerror(errno));
+    ok = ok && run_log_each(run->path, cut_row, &cut, err);
+    if (ok && (fflush(cut.out) || fsync(fileno(cut.out))))
+        ok = error_set(err, "cannot write '%s': %s", temporary, strerror(errno));
+    if (cut.out) fclose(cut.out);
+    if (ok && rename(temporary, path))
+        ok = error_set(err, "cannot rename '%s': %s", temporary, strerror(errno));
+    if (!ok) unlink(temporary);
+    ok = ok && path_fsync(run->path, err);
+    if (run->log >= 0) close(run->log); /* the file by that name is another one now */
+    run->log = -1;
+    free(temporary);
+    free(path);
+    return ok;
+}

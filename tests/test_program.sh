@@ -1,0 +1,357 @@
+#!/usr/bin/env bash
+# test_program.sh - the program end to end, by what a user sees: exit codes, output, files. Takes the program's
+# path; prints what failed, and at last "program: N passed, N failed, N skipped".
+#
+# A test is a function; it runs in a shell of its own with `set -e`, so that the first command that fails ends
+# it. The runs are tiny (2 layers, 32 channels, a few steps), and most tests look at the same one, $tmp/run.
+set -u
+program=$(realpath "${1:?usage: test_program.sh PROGRAM}")
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp" || exit 1
+unset OMP_NUM_THREADS
+passed=0 failed=0 skipped=0
+
+run_test() {
+    (set -e; "$1") >"$tmp/output" 2>&1
+    case $? in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)); echo "  skipped $1: $(tail -n 1 "$tmp/output")" ;;
+    *) failed=$((failed + 1)); echo "  FAILED $1"; tail -n 12 "$tmp/output" | sed 's/^/    /' ;;
+    esac
+}
+
+say_and_fail() { echo "$*"; return 1; }
+
+# fails CODE WORDS ARGUMENT...: ends with that code, prints nothing on stdout and one line on stderr, which holds
+# the words (a grep pattern).
+fails() {
+    local code=$1 words=$2 status=0
+    shift 2
+    "$program" "$@" </dev/null >out 2>err || status=$?
+    [ $status = "$code" ] || say_and_fail "$*: exit code $status, expected $code: $(cat err)"
+    [ "$(wc -l <err)" = 1 ] || say_and_fail "$*: not one line on stderr: $(cat err)"
+    grep -q '^train_gpt: error: ' err || say_and_fail "$*: $(cat err)"
+    grep -q -e "$words" err || say_and_fail "$*: no '$words' in: $(cat err)"
+}
+
+# The steps of a log without what time has to do with: step, loss, lr, gradient norm.
+steps_of() { grep '"type":"step"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
+model_of() { echo "$1/checkpoints/step-$(printf %08d "$2")/model.safetensors"; }
+
+# 300 small stories, and a run on them: 6 steps, a checkpoint after 3, dropout on.
+awk 'BEGIN {
+    split("Anna Ben Lily Tom", who); split("ball hat bird cake", what); split("found lost saw wanted", did)
+    for (i = 0; i < 300; i++) {
+        if (i) printf "\n<|endoftext|>\n"
+        for (j = 0; j < 5; j++)
+            printf "%s %s a %s. ", who[(i * 7 + j * 3) % 4 + 1], did[(i * 5 + j) % 4 + 1], what[(i + j * j) % 4 + 1]
+    }
+}' >stories.txt
+small="-threads 1 -layers 2 -heads 2 -channels 32 -ctx 32 -batch 4 -vocab 300 -sample-tokens 20 -eval-tokens 320"
+train="-data stories.txt $small -dropout 0.1 -steps 6 -eval-every 2 -checkpoint-every 3 -keep 9"
+
+trains() {
+    "$program" $train -run run >out 2>err
+    [ ! -s err ] || say_and_fail "stderr: $(cat err)"
+    grep -q '^step 6/6 ' out
+    grep -q '^held-out loss ' out
+    for file in run.json log.jsonl report.html tokens/merges.txt tokens/data.json; do [ -s run/$file ]; done
+    for step in 3 6; do
+        for file in model.safetensors optimizer.safetensors config.json tokenizer.json merges.txt state.json MANIFEST; do
+            [ -s "run/checkpoints/step-0000000$step/$file" ]
+        done
+    done
+    [ "$(grep -c '"type":"step"' run/log.jsonl)" = 6 ]
+    [ "$(grep -c '"type":"eval"' run/log.jsonl)" = 4 ] # 0, 2, 4, 6
+    tail -n 1 run/log.jsonl | grep -q '^{"type":"end","step":6,"reason":"done"'
+}
+
+log_is_json() {
+    command -v python3 >/dev/null || { echo "no python3"; exit 77; }
+    python3 - run/log.jsonl run/run.json <<'PYTHON'
+import json, math, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+assert [row["type"] for row in rows].count("start") == 1 and rows[0]["type"] == "start", rows[0]
+assert all(next(iter(row)) == "type" for row in rows)
+steps = [row for row in rows if row["type"] == "step"]
+assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+keys = ["type", "step", "loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "tokens"]
+assert all(list(row) == keys for row in steps), steps[0]
+assert all(row["tokens"] == row["step"] * 128 and math.isfinite(row["loss"]) for row in steps)
+evals = [row for row in rows if row["type"] == "eval"]
+assert [row["step"] for row in evals] == [0, 2, 4, 6] and all(row["tokens"] == 320 for row in evals)
+assert all(row["floor"] is None and row["bits_per_byte"] > 0 for row in evals)
+assert evals[0]["loss"] < 1.3 * math.log(300) and evals[-1]["loss"] < evals[0]["loss"]
+assert any(row["type"] == "sample" and row["step"] == 6 and isinstance(row["text"], str) for row in rows)
+start = rows[0]
+assert start["attention"]["kernel"] == "flash" and start["memory_bytes"]["total"] > 0
+settings = json.load(open(sys.argv[2]))
+assert settings["steps"] == 6 and settings["version"] == start["version"] and settings["micro"] == 4, settings
+assert "run" not in settings
+PYTHON
+}
+
+runs_twice_the_same() {
+    "$program" $train -run again >/dev/null
+    cmp "$(model_of run 6)" "$(model_of again 6)"
+    [ "$(steps_of run)" = "$(steps_of again)" ]
+}
+
+resume_is_bit_equal() {
+    cp -r run resumed
+    rm -r resumed/checkpoints/step-00000006
+    "$program" -resume -run resumed >out
+    grep -q 'going on after step 3' out
+    cmp "$(model_of run 6)" "$(model_of resumed 6)"
+    cmp run/checkpoints/step-00000006/optimizer.safetensors resumed/checkpoints/step-00000006/optimizer.safetensors
+    [ "$(steps_of run)" = "$(steps_of resumed)" ]
+    [ "$(grep '"type":"eval"' run/log.jsonl)" = "$(grep '"type":"eval"' resumed/log.jsonl)" ]
+}
+
+resume_of_a_finished_run() {
+    cp -r run finished
+    "$program" -resume -run finished >out # nothing left to do
+    grep -q 'nothing is left' out
+    [ "$(grep -c '"type":"step"' finished/log.jsonl)" = 6 ]
+    "$program" -resume -run finished -steps 8 >out
+    grep -q '^step 8/8 ' out
+    [ "$(grep -c '"type":"step"' finished/log.jsonl)" = 8 ]
+}
+
+resume_passes_over_damage() {
+    cp -r run damaged
+    file=$(model_of damaged 6)
+    printf '\377\377' | dd of="$file" bs=1 seek=3000 conv=notrunc status=none
+    "$program" -resume -run damaged >out 2>err
+    grep -q 'passed over a damaged checkpoint.*step-00000006' err
+    grep -q 'going on after step 3' out
+    cmp "$(model_of run 6)" "$(model_of damaged 6)"
+    # None that is good is an error, not a new beginning.
+    for step in 3 6; do printf '\377\377' | dd of="$(model_of damaged $step)" bs=1 seek=3000 conv=notrunc status=none; done
+    fails 1 damaged -resume -run damaged
+}
+
+resume_keeps_what_is_fixed() {
+    fails 2 '-layers cannot change' -resume -run run -layers 3
+    fails 2 '-batch cannot change' -resume -run run -batch 8
+    fails 2 'give one of them' -resume -force -run run
+    # The same command again goes on.
+    cp -r run same
+    "$program" $train -run same -resume | grep -q 'nothing is left'
+}
+
+resume_may_start_a_run() {
+    "$program" $train -run begun -resume >/dev/null
+    cmp "$(model_of run 6)" "$(model_of begun 6)"
+}
+
+a_signal_saves() {
+    "$program" -data stories.txt $small -dropout 0.1 -steps 100000 -eval-every 0 -run long >out 2>err &
+    process=$!
+    for _ in $(seq 300); do
+        grep -q '"step":5,' long/log.jsonl 2>/dev/null && break
+        sleep 0.05
+    done
+    fails 1 'in use' -resume -run long
+    kill -INT $process
+    status=0
+    wait $process || status=$?
+    [ $status = 130 ] || say_and_fail "exit code $status: $(cat err)"
+    grep -q 'stopped by SIGINT after step' out
+    step=$(ls long/checkpoints | sed 's/step-0*//' | sort -n | tail -n 1)
+    [ "$(grep -c '"type":"step"' long/log.jsonl)" = "$step" ]
+    tail -n 1 long/log.jsonl | grep -q '"reason":"SIGINT"'
+    # SIGTERM, in a run that goes on.
+    "$program" -resume -run long >out 2>err &
+    process=$!
+    for _ in $(seq 300); do
+        grep -q "\"step\":$((step + 2))," long/log.jsonl && break
+        sleep 0.05
+    done
+    kill -TERM $process
+    status=0
+    wait $process || status=$?
+    [ $status = 143 ]
+    steps_of long | sed 's/.*"step":\([0-9]*\),.*/\1/' >numbers # each step once, in order
+    seq "$(wc -l <numbers)" | cmp - numbers
+}
+
+run_folders() {
+    fails 1 'holds a run' $train -run run
+    cp -r run old
+    "$program" $train -steps 1 -run old -force >/dev/null
+    [ -d old.old-1 ] && cmp "$(model_of run 6)" "$(model_of old.old-1 6)"
+    [ "$(grep -c '"type":"step"' old/log.jsonl)" = 1 ]
+    mkdir other && touch other/mine
+    fails 1 'not empty' $train -run other
+    fails 1 "" $train -run stories.txt/under-a-file
+    # A run can be moved.
+    mv old moved
+    "$program" -generate -load moved -sample-tokens 5 >out 2>err
+    "$program" -resume -run moved -steps 2 >out
+    # Without -run: a new folder under runs/, and without -load the newest.
+    "$program" $train -steps 1 >out
+    [ "$(ls runs | wc -l)" = 1 ]
+    "$program" -generate -sample-tokens 5 >out 2>err
+}
+
+other_ways_to_the_same_model() {
+    # Shards used where they lie, and tokens made in a call of their own: the same tokens, the same model.
+    "$program" $train -data 'run/tokens/train-*.bin' -heldout 'run/tokens/heldout-*.bin' -run in-place >/dev/null
+    cmp "$(model_of run 6)" "$(model_of in-place 6)"
+    "$program" -tokenize -data stories.txt -vocab 300 -run tokenized >/dev/null
+    [ -s tokenized/tokens/data.json ] && [ ! -e tokenized/checkpoints ]
+    "$program" $train -run tokenized -resume >/dev/null
+    cmp "$(model_of run 6)" "$(model_of tokenized 6)"
+    # Other kernels and micro-batches: the same but for rounding.
+    "$program" $train -attention naive -micro 3 -run naive >out
+    grep -q 'naive' out
+    fails 2 "no-such" $train -attention no-such -run never
+    [ ! -e never ]
+}
+
+loading_a_model() {
+    "$program" $train -load run -steps 1 -run loaded >out
+    grep -q 'weights .*run/checkpoints/step-' out
+    fails 2 'the loaded model has 2' $train -load run -layers 3 -run never
+    fails 1 'holds no model' $train -load stories.txt -run never
+    fails 1 'holds no model' -generate -load nowhere
+    [ ! -e never ]
+}
+
+generating() {
+    "$program" -generate -load run -samples 3 -seed 5 -sample-tokens 30 >one 2>err
+    "$program" -generate -load run -samples 3 -seed 5 -sample-tokens 30 >two 2>/dev/null
+    "$program" -generate -load run -samples 3 -seed 6 -sample-tokens 30 >three 2>/dev/null
+    [ -s one ] && cmp one two
+    ! cmp -s one three
+    "$program" -generate -load run -prompt 'Anna found' -sample-tokens 200 -temperature 0 >out 2>err # past -ctx
+    grep -q '^Anna found' out
+    "$program" -generate -load run/checkpoints/step-00000003 -prompt '<|endoftext|>' -sample-tokens 2 >out 2>err
+    grep -q '^<|endoftext|>' out # ordinary text
+    "$program" -generate -load run -samples 0 >out 2>err
+    [ ! -s out ]
+    # Nobody reads any more: quiet, exit code 1.
+    "$program" -generate -load run -samples 2000 -sample-tokens 500 2>err | head -c 1 >/dev/null
+    status=${PIPESTATUS[0]}
+    [ "$status" = 1 ] && ! grep -q error err
+}
+
+evaluating() {
+    "$program" -evaluate -load run >all 2>err
+    [ "$(wc -l <all)" = 1 ]
+    grep -q '^held-out loss [0-9.]* nats/token  [0-9.]* bits/byte  over [0-9,]* tokens' all
+    for batch in 1 2 16; do
+        "$program" -evaluate -load run -batch $batch -micro 1 >out 2>err
+        cmp out all
+    done
+    "$program" -evaluate -load run -micro 5 -batch 5 >out 2>err
+    cmp out all
+    # The value of the last evaluation in training is that of the same tokens here.
+    "$program" -evaluate -load run/checkpoints/step-00000006 -eval-tokens 320 >out 2>err
+    loss=$(sed 's/held-out loss \([0-9.]*\) .*/\1/' out)
+    grep '"type":"eval","step":6,' run/log.jsonl | grep -q "\"loss\":${loss%?}"
+    "$program" -evaluate -load run -heldout stories.txt >out 2>err
+    grep -q '^held-out loss' out
+    "$program" -evaluate -load run -heldout 'run/tokens/heldout-*.bin' >out 2>err
+    cmp out all
+}
+
+encoding() {
+    { printf 'Anna\r\n\0 \377\376 h\303\251 \360\237\230\200 <|endoftext|>'; head -c 3000 "$program"; } >nasty
+    "$program" -encode -tokenizer run <nasty >ids
+    "$program" -decode -tokenizer run <ids | cmp - nasty
+    tr ' ' '\n' <ids | "$program" -decode -tokenizer run/tokens/merges.txt | cmp - nasty
+    printf 'Ben<|endoftext|>Ben' | "$program" -encode -special -tokenizer run >ids
+    vocab=$(($(grep -vc '^#version' run/tokens/merges.txt) + 257))
+    grep -q " $((vocab - 1)) " ids
+    [ "$(printf 'Ben' | "$program" -encode -tokenizer run) $((vocab - 1)) $(printf 'Ben' | "$program" -encode -tokenizer run)" = "$(cat ids)" ]
+    [ -z "$("$program" -encode -tokenizer run </dev/null)" ]
+    [ -z "$("$program" -decode -tokenizer run </dev/null)" ]
+    for bad in '1 2 x' '1,2' '-1' '99999' '99999999999999999999999'; do
+        status=0
+        echo "$bad" | "$program" -decode -tokenizer run >out 2>err || status=$?
+        [ $status = 1 ] && [ "$(wc -l <err)" = 1 ]
+    done
+    fails 2 '-tokenizer' -encode
+    fails 1 'no file or folder' -decode -tokenizer nowhere
+    if [ -e /dev/full ]; then
+        status=0
+        "$program" -encode -tokenizer run <stories.txt >/dev/full 2>err || status=$?
+        [ $status = 1 ] && grep -q 'cannot write' err
+    fi
+}
+
+wrong_usage() {
+    fails 2 'did you mean -steps' -stesp 5
+    fails 2 '12x' -steps 12x
+    fails 2 '1e9' -steps 1e9
+    fails 2 'nan' -lr nan
+    fails 2 'needs a value' -steps
+    fails 2 'unexpected' stories.txt
+    fails 2 'give one of them' -generate -evaluate
+    fails 2 'give one of them' -steps 5 -minutes 1
+    fails 2 'no CUDA' -device cuda
+    fails 2 '-heads' -channels 30 -heads 4
+    fails 2 '-min-lr' -lr 1e-4 -min-lr 1e-3
+    fails 2 '-micro' -micro 8 -batch 4
+    fails 2 '-heldout' -data 'run/tokens/train-*.bin'
+    fails 2 '-special' -special
+    fails 2 'both given' $train -minutes 1
+    fails 1 'no file or folder' -data nowhere.txt
+    (mkdir nothing && cd nothing && fails 1 'no run' -resume)
+    : >empty.txt
+    "$program" -data empty.txt -steps 1 -run emptied >out 2>err || status=$?
+    [ "$status" = 1 ] && [ "$(wc -l <err)" = 1 ]
+}
+
+too_large_is_an_answer() {
+    fails 1 'lower -micro' -batch 100000 -micro 100000 -ctx 1024 -channels 1024 -steps 1 -run never
+    fails 2 '' -layers 1000000 -run never
+    fails 2 '' -ctx 1000000000000 -run never
+    [ ! -e never ]
+}
+
+asking() {
+    "$program" -help >out 2>err
+    [ ! -s err ] && [ "$(wc -L <out)" -le 100 ]
+    "$program" -version | grep -q '^train_gpt [0-9]'
+    "$program" -dry-run $train -run never >out 2>err
+    for table in data model 'a step' kernels memory disk; do grep -q "^$table\$" out; done
+    [ ! -e never ] && [ ! -s err ]
+    "$program" -print-config -lr 0.5 >out
+    grep -q '"lr": 0.5' out
+    "$program" -print-config -resume -run run >out
+    grep -q '"layers": 2' out
+    command -v python3 >/dev/null || exit 0
+    python3 -c 'import json, sys; json.load(open("out"))'
+}
+
+minutes_fix_the_steps() {
+    "$program" -stories 50 $small -vocab 400 -minutes 0.03 -run timed >out 2>err
+    steps=$(sed -n 's/.*"steps": \([0-9]*\),.*/\1/p' timed/run.json)
+    [ "$steps" -ge 3 ]
+    grep -q "^step $steps/$steps " out
+    grep -q 'floor' out # built-in stories: it is known
+    # The same command goes on with the same schedule.
+    "$program" -stories 50 $small -vocab 400 -minutes 0.03 -run timed -resume | grep -q 'nothing is left'
+}
+
+not_finite_ends_a_run() {
+    status=0
+    "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 40 -eval-every 1 -run wild >out 2>err || status=$?
+    if [ $status = 1 ]; then
+        grep -q 'not finite' err
+        ! tail -n 1 wild/log.jsonl | grep -q done
+    fi
+}
+
+for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
+    resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
+    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage \
+    too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    run_test $test
+done
+echo "program: $passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

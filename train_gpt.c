@@ -1,0 +1,1697 @@
+/* train_gpt.c - the program: from what a user typed to a trained model, and what can be done with one.
+ *
+ * A training run, in the order of its life, which is also the order of this file:
+ *   settings    the command line; with -resume what the run was started with; what is left to choose
+ *   model       a device, the tokenizer, the configuration, a kernel, a memory plan that fits
+ *   data        tokens: made from text into RUN/tokens, or shards used where they lie
+ *   tables      what is about to happen, in numbers, before it happens
+ *   watching    held-out loss, stories
+ *   training    steps; after some of them an evaluation, stories, a checkpoint; the end
+ * then what is done instead of training (-generate, -evaluate, -encode, -decode), and main.
+ *
+ * Everything lives in one App. A function that can fail returns false with app->err set; main prints that one
+ * line and ends with app->code. */
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include "attention/attention.h"
+#include "common.h"
+#include "data/batches.h"
+#include "data/report.h"
+#include "data/run.h"
+#include "data/shards.h"
+#include "model/checkpoint.h"
+#include "model/generate.h"
+#include "model/gpt.h"
+#include "model/ranks.h"
+#include "options.h"
+#include "sgemm.h"
+#include "simd.h"
+#include "tokenizer/bpe.h"
+
+enum {
+    DEFAULT_MINUTES = 2,
+    DEFAULT_WARMUP = 50,          /* steps */
+    DEFAULT_EVAL_TOKENS = 262144, /* of the held-out side, in training */
+    MIN_HELDOUT_STORIES = 1000,   /* built-in ones: enough tokens for two digits behind the point */
+    MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
+    STORIES_AT_ONCE = 8,          /* sequences that are sampled together */
+    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up */
+    TIMED_STEPS = 20,             /* ... then at most so many are timed */
+    MAX_BAD_STEPS = 3,            /* steps in a row that are not finite end a run */
+    STDIN_BYTES = 1 << 16,        /* read at once by -encode and -decode */
+    ENCODER_CACHE_WORDS = 1 << 16
+};
+
+/* The measurements of this process, for speed and time left; the first step is in none of them. */
+typedef struct Pace {
+    uint64_t steps;      /* taken by this process, the first included */
+    double seconds;      /* of the steps after the first */
+    double timed;        /* of the steps after UNTIMED_STEPS */
+    double eval_seconds; /* of the newest evaluation */
+    double last_line;    /* when a step's line was last kept */
+    uint64_t last_kept;  /* and after which step */
+} Pace;
+
+typedef struct App {
+    const char *program; /* as it was called */
+    double started;      /* seconds_now() */
+    Options options;
+    json_t *settings; /* of the run that is gone on with; owns text in options */
+    char *newest_run; /* likewise */
+    Error err;
+    int code;                 /* the exit code if something fails */
+    int stopped;              /* 128 + signal where one ended a run after it was saved */
+    FILE *report;             /* where tables go: stdout in training, else stderr */
+    bool in_place, line_open; /* lines are rewritten on a terminal; one stands unfinished */
+    Ranks ranks;
+    Run *run;
+
+    /* data */
+    Bpe *bpe;
+    uint32_t *token_bytes; /* (V) of text; 0 for the end of a story */
+    char *merges_of;       /* where the tokenizer came from; NULL: trained here */
+    Shards *train, *heldout;
+    Batches *batches, *windows;
+    DataFacts facts; /* of the run's own tokens */
+    bool has_facts;
+    uint64_t eval_windows;
+
+    /* model */
+    const Ops *ops;
+    Stream *stream;
+    GptSetup setup;
+    MemoryPlan plan;
+    Gpt *gpt;
+    Buffer merges, tokenizer_json; /* the files that go with each checkpoint */
+
+    /* training */
+    char *resume_from; /* the checkpoint to go on with; NULL: none */
+    char *model;       /* that of -load, to start from or to use; NULL: none */
+    TrainState state;
+    Pace pace;
+    int bad_steps;             /* not finite, in a row */
+    int32_t *inputs, *targets; /* (B, T) of a micro-batch */
+    uint64_t saved_step;
+    bool saved;    /* saved_step is the newest checkpoint's */
+    char *scratch; /* a temporary folder, removed at the end */
+} App;
+
+/* Wrong usage: exit code 2. */
+#define USAGE(app, ...) ((app)->code = EXIT_USAGE, error_set(&(app)->err, __VA_ARGS__))
+
+/* ---- text for people ---- */
+
+/* A short text by value, so that it can be made within an argument list. */
+typedef struct Short {
+    char text[48];
+} Short;
+
+static Short commas(uint64_t number) {
+    char digits[24];
+    const int size = snprintf(digits, sizeof digits, "%" PRIu64, number);
+    Short out;
+    char *to = out.text;
+    for (int i = 0; i < size; i++) {
+        if (i > 0 && (size - i) % 3 == 0) *to++ = ',';
+        *to++ = digits[i];
+    }
+    *to = 0;
+    return out;
+}
+
+/* 1234567 with unit "B" is "1.23 MB". */
+static Short metric(double value, const char *unit) {
+    static const char *const prefix[] = {"", "k", "M", "G", "T", "P", "E"};
+    size_t i = 0;
+    while (value >= 999.5 && i + 1 < sizeof prefix / sizeof prefix[0]) value /= 1000, i++;
+    Short out;
+    const int decimals = i == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    snprintf(out.text, sizeof out.text, "%.*f %s%s", decimals, value, prefix[i], unit);
+    return out;
+}
+
+static Short duration(double seconds) {
+    Short out = {"?"};
+    if (!isfinite(seconds)) return out;
+    const uint64_t s = seconds > 0 && seconds < 1e15 ? (uint64_t)(seconds + 0.5) : 0;
+    if (s < 60) snprintf(out.text, sizeof out.text, "%" PRIu64 " s", s);
+    else if (s < 3600) snprintf(out.text, sizeof out.text, "%" PRIu64 " min %02" PRIu64 " s", s / 60, s % 60);
+    else snprintf(out.text, sizeof out.text, "%" PRIu64 " h %02" PRIu64 " min", s / 3600, s / 60 % 60);
+    return out;
+}
+
+/* Ends a line that is being rewritten, so that something else can be said. */
+static void finish_line(App *app) {
+    if (app->line_open) fprintf(app->report, "\r\033[K");
+    app->line_open = false;
+}
+
+static void say(App *app, const char *format, ...) PRINTF_LIKE(2, 3);
+static void say(App *app, const char *format, ...) {
+    finish_line(app);
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(app->report, format, arguments);
+    va_end(arguments);
+    fputc('\n', app->report);
+    fflush(app->report);
+}
+
+/* Something that went wrong and does not end the run. */
+static void warn(App *app, const char *format, ...) PRINTF_LIKE(2, 3);
+static void warn(App *app, const char *format, ...) {
+    finish_line(app);
+    fflush(app->report);
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "train_gpt: note: ");
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+static void row(App *app, const char *name, const char *format, ...) PRINTF_LIKE(3, 4);
+static void row(App *app, const char *name, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(app->report, "  %-14s", name);
+    vfprintf(app->report, format, arguments);
+    va_end(arguments);
+    fputc('\n', app->report);
+}
+
+/* A path as a shell takes it: in quotes only where it must be. To be freed. */
+static char *shell_quoted(const char *path) {
+    if (!path[strspn(path, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+,@%-")])
+        return xstrdup(path);
+    Buffer quoted = {0};
+    buffer_append_text(&quoted, "'");
+    for (; *path; path++) {
+        if (*path == '\'') buffer_append_text(&quoted, "'\\''");
+        else buffer_append(&quoted, path, 1);
+    }
+    buffer_append(&quoted, "'", 2);
+    return (char *)quoted.data;
+}
+
+/* How many bytes of the text can be shown: all but a UTF-8 character at the end that is not whole yet. Bytes
+ * that are no UTF-8 at all are shown as they are. */
+static size_t utf8_whole(const uint8_t *text, size_t size) {
+    for (size_t back = 1; back <= 3 && back <= size; back++) {
+        const uint8_t byte = text[size - back];
+        if ((byte & 0xC0) == 0x80) continue; /* a following byte: its first one stands further left */
+        const size_t length = byte >= 0xF0 && byte < 0xF8 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+        return byte < 0xF8 && length > back ? size - back : size;
+    }
+    return size;
+}
+
+/* ---- settings ---- */
+
+static bool is_auto(int64_t value) {
+    return value == OPTION_AUTO;
+}
+
+/* "tokens/train-*.bin": shards, not text. */
+static bool names_shards(const char *path) {
+    const size_t size = path ? strlen(path) : 0;
+    return size >= 4 && strcmp(path + size - 4, ".bin") == 0;
+}
+
+/* -resume: takes the run's settings where there is a run, and finds the checkpoint to go on with. */
+static bool take_run_settings(App *app) {
+    Options *o = &app->options;
+    if (!o->resume) return true;
+    if (!o->run) {
+        app->newest_run = run_newest(&app->err);
+        if (!app->newest_run) return false;
+        o->run = app->newest_run;
+    }
+    char *file = xformat("%s/run.json", o->run), *checkpoints = xformat("%s/checkpoints", o->run);
+    bool done = true;
+    if (file_exists(file)) {
+        app->settings = run_read_settings(o->run, &app->err);
+        done = app->settings != NULL;
+        if (done && !options_resume(o, app->settings, &app->err)) app->code = EXIT_USAGE, done = false;
+    }
+    if (done && app->settings && folder_exists(checkpoints)) {
+        Buffer damaged = {0};
+        app->resume_from = checkpoint_newest(checkpoints, &damaged, &app->err);
+        /* None yet is no failure: the run stopped before its first. None that is good is one. */
+        done = app->resume_from || damaged.size == 0;
+        char *line = (char *)damaged.data;
+        while (app->resume_from && line && line < (char *)damaged.data + damaged.size) {
+            const size_t length = strcspn(line, "\n");
+            warn(app, "passed over a damaged checkpoint: %.*s", (int)length, line);
+            line += length + 1;
+        }
+        buffer_free(&damaged);
+    }
+    free(checkpoints);
+    free(file);
+    return done;
+}
+
+/* -steps and -minutes, one of them. A new value of either begins a new schedule; the same command again goes
+ * on with the old one, whose number of steps is in the run's settings once it is known. */
+static bool settle_length(App *app) {
+    Options *o = &app->options;
+    const bool steps = options_given("steps"), minutes = options_given("minutes");
+    if (steps && minutes) return USAGE(app, "-steps and -minutes were both given; give one of them");
+    if (steps) {
+        o->minutes = OPTION_AUTO;
+    } else if (minutes) {
+        const json_t *before = json_object_get(app->settings, "minutes");
+        if (!json_is_number(before) || json_number_value(before) != o->minutes) o->steps = OPTION_AUTO;
+    } else if (is_auto(o->steps) && o->minutes == OPTION_AUTO) {
+        o->minutes = DEFAULT_MINUTES;
+    }
+    return true;
+}
+
+/* What OpenMP would take: OMP_NUM_THREADS, else the CPUs that this process may run on. */
+static int64_t default_threads(void) {
+    const char *asked = getenv("OMP_NUM_THREADS");
+    const long number = asked ? strtol(asked, NULL, 10) : 0;
+    if (number > 0 && number <= 4096) return number;
+#if defined(__linux__)
+    cpu_set_t cpus;
+    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? online : 1;
+}
+
+static bool check_modes(App *app) {
+    const Options *o = &app->options;
+    const int modes = o->generate + o->evaluate + o->tokenize + o->encode + o->decode;
+    if (modes > 1)
+        return USAGE(app, "-generate, -evaluate, -tokenize, -encode and -decode: give one of them");
+    if (o->special && !o->encode) return USAGE(app, "-special belongs to -encode; leave it out");
+    if (o->resume && o->force)
+        return USAGE(app, "-resume goes on with a run, -force starts over: give one of them");
+    if (o->tokenize && names_shards(o->data))
+        return USAGE(app, "-tokenize needs text, but -data names shards");
+    if (o->dry_run && (modes > 0))
+        return USAGE(app, "-dry-run shows what training would be; leave the other mode out");
+    return true;
+}
+
+/* What the flags say together, and what is left to choose that needs no look at the data. */
+static bool settle_settings(App *app) {
+    Options *o = &app->options;
+    if (!settle_length(app)) return false;
+    if (o->min_lr == OPTION_AUTO) o->min_lr = o->lr / 10;
+    if (is_auto(o->threads)) o->threads = default_threads();
+    if (strcmp(o->device, "cuda") == 0)
+        return USAGE(app, "-device cuda: this build has no CUDA part; use -device cpu");
+    o->device = "cpu", o->precision = "fp32";
+    if (o->min_lr > o->lr) return USAGE(app, "-min-lr %g is above -lr %g; lower it", o->min_lr, o->lr);
+    if (!o->evaluate && o->micro > o->batch)
+        return USAGE(app, "-micro %" PRId64 " is more than -batch %" PRId64 "; lower it", o->micro, o->batch);
+    if (names_shards(o->data) && !names_shards(o->heldout))
+        return USAGE(
+            app, "-data names shards, so that -heldout must name shards too (a .bin file or a quoted glob)");
+    if (!o->evaluate && !names_shards(o->data) && names_shards(o->heldout))
+        return USAGE(app, "-heldout names shards, but -data is text; give two of a kind");
+    return true;
+}
+
+/* A path that the user gave and that is about to be read. A glob is left to what opens it. */
+static bool check_path(App *app, const char *flag, const char *path) {
+    if (!path || names_shards(path) || file_exists(path) || folder_exists(path)) return true;
+    return error_set(&app->err, "-%s: there is no file or folder %s; check the path", flag, path);
+}
+
+/* ---- model: device, tokenizer, configuration ---- */
+
+static bool open_device(App *app) {
+    app->ops = &ops_cpu;
+    app->stream = app->ops->open((int)app->options.threads, &app->err);
+    return app->stream != NULL;
+}
+
+/* The merges file that a path means: a run, a folder with merges.txt (a checkpoint), or the file itself. */
+static char *merges_path(const char *path) {
+    char *of_run = xformat("%s/tokens/merges.txt", path), *of_folder = xformat("%s/merges.txt", path);
+    char *found = file_exists(of_run) ? of_run : folder_exists(path) ? of_folder : xstrdup(path);
+    if (found != of_run) free(of_run);
+    if (found != of_folder) free(of_folder);
+    return found;
+}
+
+static void use_tokenizer(App *app, Bpe *bpe, char *from) {
+    app->bpe = bpe, app->merges_of = from;
+    const uint32_t V = bpe_vocab_size(bpe);
+    app->token_bytes = xmalloc(V * sizeof *app->token_bytes);
+    for (uint32_t id = 0; id < V; id++) {
+        size_t size;
+        bpe_token_bytes(bpe, id, &size);
+        app->token_bytes[id] = id == bpe_end_of_text(bpe) ? 0 : (uint32_t)size;
+    }
+    bpe_merges_text(bpe, &app->merges);
+    bpe_tokenizer_json(bpe, &app->tokenizer_json);
+}
+
+static bool load_tokenizer(App *app, const char *path) {
+    char *from = merges_path(path);
+    Bpe *bpe = bpe_load(from, &app->err);
+    if (bpe) use_tokenizer(app, bpe, from);
+    else free(from);
+    return bpe != NULL;
+}
+
+/* The checkpoint that -load means: the best of a run, or the folder itself. To be freed. */
+static char *find_model(App *app, const char *path) {
+    char *checkpoints = xformat("%s/checkpoints", path), *config = xformat("%s/config.json", path),
+         *found = NULL;
+    if (folder_exists(checkpoints)) {
+        found = checkpoint_best(checkpoints, NULL, &app->err);
+    } else if (file_exists(config)) {
+        found = xstrdup(path);
+    } else {
+        error_set(&app->err,
+                  "%s holds no model: expected a run (checkpoints/) or a checkpoint (config.json); %s", path,
+                  folder_exists(path) ? "train for longer or name another" : "check the path");
+    }
+    free(config);
+    free(checkpoints);
+    return found;
+}
+
+/* A loaded model brings its shape; a flag that says otherwise is refused. */
+static bool take_shape(App *app, const GptConfig *config) {
+    Options *o = &app->options;
+    const struct {
+        const char *name;
+        int64_t *ours;
+        size_t theirs;
+    } sizes[] = {{"layers", &o->layers, config->layers},
+                 {"heads", &o->heads, config->heads},
+                 {"channels", &o->channels, config->channels},
+                 {"ctx", &o->ctx, config->ctx},
+                 {"vocab", &o->vocab, config->vocab}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (options_given(sizes[i].name) && *sizes[i].ours != (int64_t)sizes[i].theirs)
+            return USAGE(app, "-%s %" PRId64 ": the loaded model has %zu; leave the flag out", sizes[i].name,
+                         *sizes[i].ours, sizes[i].theirs);
+        *sizes[i].ours = (int64_t)sizes[i].theirs;
+    }
+    const char *position = config->position == POSITION_LEARNED ? "learned" : "rotary";
+    if (options_given("position") && strcmp(o->position, position) != 0)
+        return USAGE(app, "-position %s: the loaded model has %s ones; leave the flag out", o->position,
+                     position);
+    o->position = position;
+    return true;
+}
+
+/* Shape and tokenizer of a model folder. A tokenizer that was named otherwise must be the same. */
+static bool take_model(App *app) {
+    const char *folder = app->model;
+    GptConfig config;
+    if (!checkpoint_config(folder, &config, &app->err) || !take_shape(app, &config)) return false;
+    if (!app->bpe && app->options.tokenizer && !load_tokenizer(app, app->options.tokenizer)) return false;
+    char *own = xformat("%s/merges.txt", folder);
+    bool done = true;
+    if (!app->bpe) {
+        done = load_tokenizer(app, folder);
+    } else if (file_exists(own)) {
+        Bpe *bpe = bpe_load(own, &app->err);
+        done = bpe &&
+               (bpe_same(bpe_fingerprint(bpe), bpe_fingerprint(app->bpe)) ||
+                error_set(&app->err, "the model's tokenizer %s is not that of %s; use one of them throughout",
+                          own, app->merges_of));
+        bpe_free(bpe);
+    }
+    free(own);
+    if (!done || bpe_vocab_size(app->bpe) == config.vocab) return done;
+    return error_set(
+        &app->err,
+        "the model in %s has %zu tokens, the tokenizer %s has %u; give the one it was trained with", folder,
+        config.vocab, app->merges_of, bpe_vocab_size(app->bpe));
+}
+
+static GptConfig model_config(const App *app) {
+    const Options *o = &app->options;
+    return (GptConfig){.layers = (size_t)o->layers,
+                       .heads = (size_t)o->heads,
+                       .channels = (size_t)o->channels,
+                       .ctx = (size_t)o->ctx,
+                       .vocab = app->bpe ? bpe_vocab_size(app->bpe) : (size_t)o->vocab,
+                       .position = strcmp(o->position, "learned") == 0 ? POSITION_LEARNED : POSITION_ROTARY,
+                       .dropout = (float)o->dropout};
+}
+
+static AttentionShape attention_shape(const GptSetup *setup) {
+    const GptConfig *config = &setup->config;
+    return (AttentionShape){.B = setup->B,
+                            .T = config->ctx,
+                            .H = config->heads,
+                            .D = config->channels / config->heads,
+                            .training = setup->training,
+                            .deterministic = setup->deterministic};
+}
+
+/* Bytes of memory that can be had without swapping; 0 where the system does not say. */
+static size_t memory_available(void) {
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[256];
+    size_t kilobytes = 0;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+    if (file) fclose(file);
+    return kilobytes <= SIZE_MAX / 1024 ? kilobytes * 1024 : 0;
+}
+
+/* The plan's total for other sizes of micro-batch, model or attention: what lowering a flag would give. */
+static size_t planned_bytes(const GptSetup *setup) {
+    MemoryPlan plan;
+    return gpt_plan(setup, &plan, NULL) ? plan.total : SIZE_MAX;
+}
+
+/* -micro left open: on a CPU the largest divisor of the batch that takes few tokens (more gain nothing and
+ * leave the caches) and whose activations take less than a quarter of the free memory. */
+static size_t choose_micro(const GptSetup *setup, size_t rows, size_t free_bytes) {
+    GptSetup smaller = *setup;
+    smaller.B = 1;
+    const size_t least = planned_bytes(&smaller);
+    const size_t most = MICRO_TOKENS / setup->config.ctx;
+    for (size_t micro = rows < most ? rows : most; micro > 1; micro--) {
+        if (rows % micro != 0) continue;
+        smaller.B = micro;
+        const size_t bytes = planned_bytes(&smaller);
+        if (bytes < SIZE_MAX && (free_bytes == 0 || bytes - least < free_bytes / 4)) return micro;
+    }
+    return 1;
+}
+
+/* The answer to a plan that does not fit: which flag to lower, and to what. */
+static bool too_large(App *app, size_t free_bytes) {
+    const Options *o = &app->options;
+    char advice[256] = "lower -layers, -channels or -ctx";
+    GptSetup smaller = app->setup;
+    while (smaller.B > 1 && planned_bytes(&smaller) > free_bytes) smaller.B /= 2;
+    size_t bytes = planned_bytes(&smaller);
+    if (bytes <= free_bytes) {
+        snprintf(advice, sizeof advice, "lower -micro from %zu to %zu (then %s)", app->setup.B, smaller.B,
+                 metric((double)bytes, "B").text);
+    } else {
+        while (smaller.config.layers > 1 && planned_bytes(&smaller) > free_bytes) smaller.config.layers /= 2;
+        bytes = planned_bytes(&smaller);
+        if (bytes <= free_bytes)
+            snprintf(advice, sizeof advice,
+                     "lower -layers from %" PRId64 " to %zu with -micro 1 (then %s), or -channels", o->layers,
+                     smaller.config.layers, metric((double)bytes, "B").text);
+    }
+    char flash_advice[128] = "";
+    GptSetup flash = app->setup;
+    const AttentionShape shape = attention_shape(&flash);
+    flash.attention = attention_find("flash", app->ops->name, &shape, NULL);
+    if (flash.attention && flash.attention != app->setup.attention)
+        snprintf(flash_advice, sizeof flash_advice, "; with -attention flash it would need %s",
+                 metric((double)planned_bytes(&flash), "B").text);
+    return error_set(&app->err, "not enough memory: the run needs %s, free are %s; %s%s",
+                     metric((double)app->plan.total, "B").text, metric((double)free_bytes, "B").text, advice,
+                     flash_advice);
+}
+
+/* Configuration, kernel, micro-batch and memory; nothing is allocated yet. rows: sequences that a rank takes
+ * at most. */
+static bool plan_model(App *app, bool training, size_t rows) {
+    Options *o = &app->options;
+    const size_t samples = o->samples < STORIES_AT_ONCE ? (size_t)o->samples : STORIES_AT_ONCE;
+    app->setup = (GptSetup){.config = model_config(app),
+                            .ops = app->ops,
+                            .stream = app->stream,
+                            .training = training,
+                            .deterministic = o->deterministic,
+                            .B = rows,
+                            .seed = (uint64_t)o->seed,
+                            .cache_B = o->evaluate ? 0 : samples};
+    GptSetup *setup = &app->setup;
+    const GptConfig *config = &setup->config;
+    if (!gpt_check_config(config, &app->err)) return app->code = EXIT_USAGE, false;
+    const AttentionShape shape = attention_shape(setup);
+    setup->attention = attention_find(o->attention, app->ops->name, &shape, &app->err);
+    if (!setup->attention) return app->code = EXIT_USAGE, false;
+
+    const size_t free_bytes = memory_available();
+    setup->B = is_auto(o->micro)         ? choose_micro(setup, rows, free_bytes)
+               : (size_t)o->micro < rows ? (size_t)o->micro
+                                         : rows;
+    if (!gpt_plan(setup, &app->plan, &app->err)) return app->code = EXIT_USAGE, false;
+    return free_bytes == 0 || app->plan.total <= free_bytes || too_large(app, free_bytes);
+}
+
+/* What was planned, and host memory for the tokens of a micro-batch. */
+static bool make_model(App *app) {
+    const size_t tokens = app->setup.B * app->setup.config.ctx;
+    app->gpt = gpt_new(&app->setup, &app->err);
+    if (!app->gpt) return false;
+    app->inputs = xmalloc(tokens * sizeof *app->inputs);
+    app->targets = xmalloc(tokens * sizeof *app->targets);
+    return true;
+}
+
+/* ---- data ---- */
+
+/* All settings as they now are, what was found in the data, and the version. A run that only holds tokens so
+ * far keeps what belongs to those, so that everything else is still open when it is trained. */
+static bool write_settings(App *app) {
+    static const char *const of_tokens[] = {"data", "heldout", "tokenizer", "vocab", "stories", "seed"};
+    json_t *all = options_to_json(&app->options), *settings = all;
+    if (app->options.tokenize) {
+        settings = json_object();
+        for (size_t i = 0; i < sizeof of_tokens / sizeof of_tokens[0]; i++)
+            json_object_set(settings, of_tokens[i], json_object_get(all, of_tokens[i]));
+        json_decref(all);
+    }
+    if (app->train) {
+        json_object_set_new(settings, "train_identity", json_integer(shards_identity(app->train)));
+        json_object_set_new(settings, "heldout_identity", json_integer(shards_identity(app->heldout)));
+    }
+    json_object_set_new(settings, "version", json_string(TRAIN_GPT_VERSION));
+    const bool done = run_write_settings(app->run, settings, &app->err);
+    json_decref(settings);
+    return done;
+}
+
+/* A run that goes on must find the tokens it was started with. */
+static bool check_identity(App *app, const char *key, const Shards *shards, const char *side) {
+    const json_t *before = json_object_get(app->settings, key);
+    const uint32_t now = shards_identity(shards);
+    if (!before || (json_is_integer(before) && json_integer_value(before) == (json_int_t)now)) return true;
+    return error_set(
+        &app->err,
+        "the %s shards are not those the run was started with: found identity %u, the run has %" PRId64
+        "; put the old ones back or start a new run",
+        side, now, (int64_t)json_integer_value(before));
+}
+
+static bool open_shards(App *app, const char *train, const char *heldout) {
+    app->train = shards_open(train, app->bpe, &app->err);
+    app->heldout = app->train ? shards_open(heldout, app->bpe, &app->err) : NULL;
+    return app->heldout && check_identity(app, "train_identity", app->train, "training") &&
+           check_identity(app, "heldout_identity", app->heldout, "held-out");
+}
+
+/* The tokenizer where it is known before the text is read: the run's own, -tokenizer, that of -load, or with
+ * shards the merges.txt beside them. */
+static bool find_tokenizer(App *app) {
+    const Options *o = &app->options;
+    char *of_run = xformat("%s/tokens/merges.txt", o->run ? o->run : ".");
+    bool done = true;
+    if (app->settings && file_exists(of_run)) {
+        done = load_tokenizer(app, of_run);
+    } else if (o->tokenizer) {
+        done = load_tokenizer(app, o->tokenizer);
+    } else if (!o->load && names_shards(o->data)) {
+        const char *slash = strrchr(o->data, '/');
+        char *beside = slash ? xformat("%.*s/merges.txt", (int)(slash - o->data), o->data)
+                             : xstrdup("merges.txt");
+        done = file_exists(beside) ? load_tokenizer(app, beside)
+                                   : USAGE(app,
+                                           "-data names shards, and there is no %s beside them: name their "
+                                           "tokenizer with -tokenizer",
+                                           beside);
+        free(beside);
+    }
+    free(of_run);
+    if (done && app->bpe && !o->load && options_given("vocab") &&
+        o->vocab != (int64_t)bpe_vocab_size(app->bpe) && o->tokenizer)
+        return USAGE(app, "-vocab %" PRId64 ": the tokenizer %s has %u tokens; leave the flag out", o->vocab,
+                     app->merges_of, bpe_vocab_size(app->bpe));
+    return done;
+}
+
+/* RUN/tokens: made from the text unless an earlier start of the run has. */
+static bool make_tokens(App *app, const char *folder) {
+    const Options *o = &app->options;
+    const uint64_t stories = (uint64_t)o->stories;
+    const DataSource source = {.data = o->data,
+                               .heldout = o->heldout,
+                               .seed = (uint64_t)o->seed,
+                               .stories = stories,
+                               .heldout_stories = stories / 20 > MIN_HELDOUT_STORIES ? stories / 20
+                                                                                     : MIN_HELDOUT_STORIES,
+                               .threads = (int)o->threads};
+    if (!app->bpe) {
+        say(app, "training a tokenizer of %s tokens", commas((uint64_t)o->vocab).text);
+        Bpe *bpe = data_train_tokenizer(&source, (uint32_t)o->vocab, &app->err);
+        if (!bpe) return false;
+        use_tokenizer(app, bpe, NULL);
+    }
+    char *merges = xformat("%s/merges.txt", folder);
+    const bool done = folder_make(folder, &app->err) &&
+                      file_replace(merges, app->merges.data, app->merges.size, &app->err) &&
+                      data_write_shards(&source, app->bpe, folder, &app->facts, &app->err);
+    free(merges);
+    return done;
+}
+
+/* Tokens of both sides, open for reading, and the run's copy of the tokenizer. */
+static bool open_data(App *app) {
+    const Options *o = &app->options;
+    char *folder = run_file(app->run, "tokens"), *facts = xformat("%s/data.json", folder);
+    char *train = xformat("%s/train-*.bin", folder), *heldout = xformat("%s/heldout-*.bin", folder);
+    char *merges = xformat("%s/merges.txt", folder);
+    bool done;
+    if (names_shards(o->data)) {
+        done = (file_exists(merges) || (folder_make(folder, &app->err) &&
+                                        file_replace(merges, app->merges.data, app->merges.size, &app->err)));
+    } else {
+        done = file_exists(facts) || make_tokens(app, folder);
+        done = done && data_read_facts(folder, &app->facts, &app->err) && open_shards(app, train, heldout);
+        app->has_facts = done;
+    }
+    free(merges);
+    free(heldout);
+    free(train);
+    free(facts);
+    free(folder);
+    return done && write_settings(app);
+}
+
+/* Windows to train on and to evaluate on; eval_tokens OPTION_AUTO: `otherwise` (0: all). */
+static bool open_windows(App *app, uint64_t otherwise) {
+    const Options *o = &app->options;
+    const size_t T = (size_t)o->ctx;
+    if (app->train) {
+        app->batches = batches_open(app->train, T, (uint64_t)o->seed, true, &app->err);
+        if (!app->batches) return error_prefix(&app->err, "training side");
+    }
+    app->windows = batches_open(app->heldout, T, 0, false, &app->err);
+    if (!app->windows) return error_prefix(&app->err, "held-out side");
+    const uint64_t all = batches_windows(app->windows);
+    const uint64_t tokens = is_auto(o->eval_tokens) ? otherwise : (uint64_t)o->eval_tokens;
+    const uint64_t wanted = tokens < T ? 1 : tokens / T;
+    app->eval_windows = (tokens == 0 && is_auto(o->eval_tokens)) || wanted > all ? all : wanted;
+    return true;
+}
+
+/* ---- tables ---- */
+
+static void print_side(App *app, const char *name, const Shards *shards, uint64_t stories, uint64_t bytes) {
+    if (app->has_facts)
+        row(app, name, "%s stories, %s, %s tokens", commas(stories).text, metric((double)bytes, "B").text,
+            commas(shards_tokens(shards)).text);
+    else row(app, name, "%s tokens", commas(shards_tokens(shards)).text);
+}
+
+static void print_data(App *app) {
+    const Options *o = &app->options;
+    say(app, "\ndata");
+    if (o->data) row(app, "from", "%s", o->data);
+    else row(app, "from", "built-in stories, seed %" PRId64, o->seed);
+    if (app->train) {
+        print_side(app, "training", app->train, app->facts.train_stories, app->facts.train_bytes);
+        print_side(app, "held-out", app->heldout, app->facts.heldout_stories, app->facts.heldout_bytes);
+    } else {
+        row(app, "", "not read in a dry run");
+    }
+    if (app->batches) {
+        const uint64_t W = batches_windows(app->batches), batch = (uint64_t)o->batch;
+        row(app, "an epoch", "%s windows of %" PRId64 " tokens: %s steps", commas(W).text, o->ctx,
+            commas((W + batch - 1) / batch).text);
+        row(app, "evaluation", "%s tokens in %s windows", commas(app->eval_windows * (uint64_t)o->ctx).text,
+            commas(app->eval_windows).text);
+    }
+    const size_t V = app->bpe ? bpe_vocab_size(app->bpe) : (size_t)o->vocab;
+    if (app->merges_of) row(app, "tokenizer", "%s tokens, from %s", commas(V).text, app->merges_of);
+    else if (app->bpe && V < (size_t)o->vocab)
+        row(app, "tokenizer", "%s tokens, trained here: the text cannot give %s", commas(V).text,
+            commas((uint64_t)o->vocab).text);
+    else row(app, "tokenizer", "%s tokens, %s", commas(V).text, app->bpe ? "trained here" : "to be trained");
+}
+
+static void print_memory(App *app) {
+    say(app, "\nmemory");
+    for (size_t i = 0; i < app->plan.rows; i++)
+        fprintf(app->report, "  %10s  %s\n", metric((double)app->plan.row[i].bytes, "B").text,
+                app->plan.row[i].purpose);
+    const size_t free_bytes = memory_available();
+    fprintf(app->report, "  %10s  in all; free: %s\n", metric((double)app->plan.total, "B").text,
+            free_bytes ? metric((double)free_bytes, "B").text : "not known");
+}
+
+/* A run keeps the newest ones, the best, and the one that is being written. */
+static void print_disk(App *app) {
+    const Options *o = &app->options;
+    const double each = (double)checkpoint_bytes(&app->setup.config), most = each * (double)(o->keep + 2);
+    /* Before the folder is made, the nearest one above it tells. */
+    char *path = xstrdup(app->run ? run_path(app->run) : o->run ? o->run : "runs");
+    while (!folder_exists(path)) {
+        char *slash = strrchr(path, '/');
+        if (slash && slash != path) *slash = 0;
+        else strcpy(path, slash ? "/" : "."); /* path has a character at least */
+    }
+    uint64_t free_bytes = 0;
+    const bool known = disk_free_bytes(path, &free_bytes, NULL);
+    free(path);
+    say(app, "\ndisk");
+    row(app, "checkpoints", "%s each, %s at most; free: %s", metric(each, "B").text, metric(most, "B").text,
+        known ? metric((double)free_bytes, "B").text : "not known");
+    if (known && (double)free_bytes < most)
+        warn(app, "the disk has room for %s, checkpoints may take %s; lower -keep or free some",
+             metric((double)free_bytes, "B").text, metric(most, "B").text);
+}
+
+static void print_tables(App *app) {
+    const Options *o = &app->options;
+    const GptSetup *setup = &app->setup;
+    const GptConfig *config = &setup->config;
+    print_data(app);
+
+    say(app, "\nmodel");
+    row(app, "shape", "%zu layers of %zu channels, %zu heads of %zu, ctx %zu, %s positions", config->layers,
+        config->channels, config->heads, config->channels / config->heads, config->ctx, o->position);
+    row(app, "parameters", "%s", commas(gpt_parameter_count(config)).text);
+    row(app, "weights", "%s", app->resume_from ? app->resume_from : app->model ? app->model : "new");
+
+    const double flops = gpt_flops_per_token(config), tokens = (double)o->batch * (double)config->ctx;
+    say(app, "\na step");
+    row(app, "tokens", "%s: %" PRId64 " sequences, %zu at once", commas((uint64_t)tokens).text, o->batch,
+        setup->B);
+    row(app, "cost", "%s (6 N + 6 L T C = %s a token)", metric(flops * tokens, "FLOP").text,
+        metric(flops, "FLOP").text);
+    if (is_auto(o->steps))
+        row(app, "steps", "as many as fit into %g minutes: known after the first", o->minutes);
+    else
+        row(app, "steps", "%s, %s tokens in all", commas((uint64_t)o->steps).text,
+            metric((double)o->steps * tokens, "").text);
+
+    char device[128];
+    app->ops->describe(app->stream, device, sizeof device);
+    say(app, "\nkernels");
+    row(app, "device", "%s, %s: %s", app->ops->name, o->precision, device);
+    row(app, "attention", "%s: %s", setup->attention->name, setup->attention->about);
+    if (sgemm_warning()) row(app, "note", "%s", sgemm_warning());
+    print_memory(app);
+    print_disk(app);
+    fputc('\n', app->report);
+    fflush(app->report);
+}
+
+/* ---- watching: held-out loss ---- */
+
+typedef struct Evaluation {
+    double loss, bits_per_byte; /* nats a token; NAN where no target has a byte */
+    uint64_t tokens;
+} Evaluation;
+
+/* The loss of the first eval_windows held-out windows. The same for any micro-batch, since it is a sum over
+ * tokens. Bits per byte: an end of a story costs bits and has no bytes. False without an error where a stop
+ * was asked for. */
+static bool evaluate(App *app, Evaluation *result) {
+    const size_t T = app->setup.config.ctx, B = app->setup.B;
+    const double begun = seconds_now();
+    uint64_t bytes = 0, window = 0;
+    bool done = true;
+    gpt_evaluate_begin(app->gpt);
+    while (window < app->eval_windows && done && !stop_requested()) {
+        const uint64_t left = app->eval_windows - window;
+        const size_t rows = left < B ? (size_t)left : B;
+        done = batches_get(app->windows, window, rows, app->inputs, app->targets, &app->err);
+        if (!done) break;
+        gpt_evaluate(app->gpt, app->inputs, app->targets, rows);
+        for (size_t i = 0; i < rows * T; i++) bytes += app->token_bytes[app->targets[i]];
+        window += rows;
+    }
+    if (!done || window < app->eval_windows) return false;
+    const double sum = gpt_evaluate_sum(app->gpt);
+    result->tokens = app->eval_windows * T;
+    result->loss = sum / (double)result->tokens;
+    result->bits_per_byte = bytes ? sum / log(2) / (double)bytes : NAN;
+    app->pace.eval_seconds = seconds_now() - begun;
+    return true;
+}
+
+/* ---- watching: stories ---- */
+
+/* Stories as they are written, up to STORIES_AT_ONCE side by side. */
+typedef struct Writer {
+    App *app;
+    FILE *out;                    /* shows the text as it comes, one story after the other; NULL: nowhere */
+    size_t count, current, shown; /* of the stories side by side: how many, the one being shown, its bytes */
+    uint64_t first;               /* the number of the first of them */
+    bool ended[STORIES_AT_ONCE];
+    Buffer text[STORIES_AT_ONCE];
+} Writer;
+
+/* Shows what is new of the current story, and once that has ended goes on to the next. Where nobody reads any
+ * more, there is nothing left to do. */
+static void show_stories(Writer *writer) {
+    for (; writer->current < writer->count; writer->current++, writer->shown = 0) {
+        const Buffer *text = &writer->text[writer->current];
+        const bool ended = writer->ended[writer->current];
+        const size_t ready = ended ? text->size : utf8_whole(text->data, text->size);
+        if (writer->shown == 0 && ready > 0 && writer->first + writer->current > 0) fputc('\n', writer->out);
+        if (ready > writer->shown) fwrite(text->data + writer->shown, 1, ready - writer->shown, writer->out);
+        writer->shown = ready;
+        if (ended) fputc('\n', writer->out);
+        if (fflush(writer->out) != 0) {
+            if (errno != EPIPE)
+                fprintf(stderr, "train_gpt: error: cannot write to stdout: %s\n", strerror(errno));
+            exit(EXIT_FAILED);
+        }
+        if (!ended) return;
+    }
+}
+
+static void on_token(void *user, size_t sequence, uint32_t token) {
+    Writer *writer = user;
+    const Bpe *bpe = writer->app->bpe;
+    if (token == bpe_end_of_text(bpe)) {
+        writer->ended[sequence] = true;
+    } else if (token < bpe_vocab_size(bpe)) {
+        size_t size;
+        const uint8_t *bytes = bpe_token_bytes(bpe, token, &size);
+        buffer_append(&writer->text[sequence], bytes, size);
+    }
+    if (writer->out) show_stories(writer);
+}
+
+/* A story begins after the end of another: <|endoftext|>, then the prompt. */
+static void encode_prompt(const App *app, Tokens *ids) {
+    tokens_reserve(ids, 1);
+    ids->ids[ids->count++] = bpe_end_of_text(app->bpe);
+    const char *prompt = app->options.prompt;
+    if (!prompt) return;
+    BpeEncoder *encoder = bpe_encoder_new(app->bpe, 0);
+    bpe_encode(encoder, (const uint8_t *)prompt, strlen(prompt), ids);
+    bpe_encoder_free(encoder);
+}
+
+typedef void OnStory(App *app, const Buffer *text);
+
+/* Writes `stories` of them, of at most max_tokens new tokens, each the prompt and what follows; on_story (or
+ * NULL) gets them whole. False where a stop was asked for. */
+static bool write_stories(App *app, uint64_t stories, size_t max_tokens, FILE *out, OnStory *on_story) {
+    const Options *o = &app->options;
+    const SampleSettings sampling = {.temperature = (float)o->temperature,
+                                     .top_k = (int)o->top_k,
+                                     .top_p = (float)o->top_p,
+                                     .seed = (uint64_t)o->seed};
+    Tokens prompt = {0};
+    encode_prompt(app, &prompt);
+    bool done = true;
+    Writer writer = {.app = app, .out = out};
+    while (writer.first < stories && done) {
+        const uint64_t left = stories - writer.first;
+        writer.count = left < app->setup.cache_B ? (size_t)left : app->setup.cache_B;
+        writer.current = writer.shown = 0;
+        for (size_t i = 0; i < writer.count; i++) {
+            writer.ended[i] = false, writer.text[i].size = 0;
+            if (o->prompt) buffer_append_text(&writer.text[i], o->prompt);
+        }
+        done = generate(app->gpt, prompt.ids, prompt.count, writer.count, writer.first, max_tokens,
+                        bpe_end_of_text(app->bpe), &sampling, on_token, &writer);
+        for (size_t i = 0; i < writer.count; i++) writer.ended[i] = true; /* or cut at max_tokens */
+        if (out) show_stories(&writer);
+        for (size_t i = 0; i < writer.count && done && on_story; i++) on_story(app, &writer.text[i]);
+        writer.first += writer.count;
+    }
+    for (size_t i = 0; i < STORIES_AT_ONCE; i++) buffer_free(&writer.text[i]);
+    tokens_free(&prompt);
+    return done;
+}
+
+/* ---- training: the run and its log ---- */
+
+static void log_row(App *app, json_t *json) {
+    if (!run_log(app->run, json, &app->err)) warn(app, "%s", app->err.text);
+}
+
+static void log_start(App *app) {
+    const GptSetup *setup = &app->setup;
+    const AttentionShape shape = attention_shape(setup);
+    json_t *memory = json_object();
+    for (size_t i = 0; i < app->plan.rows; i++)
+        json_object_set_new(memory, app->plan.row[i].purpose,
+                            json_integer((json_int_t)app->plan.row[i].bytes));
+    json_object_set_new(memory, "total", json_integer((json_int_t)app->plan.total));
+    log_row(app, json_pack("{s:s, s:I, s:s, s:o, s:{s:s, s:I, s:I}, s:o}", "type", "start", "time",
+                           (json_int_t)time(NULL), "version", TRAIN_GPT_VERSION, "config",
+                           options_to_json(&app->options), "attention", "kernel", setup->attention->name,
+                           "saved_bytes", (json_int_t)setup->attention->saved_bytes(&shape), "scratch_bytes",
+                           (json_int_t)setup->attention->scratch_bytes(&shape), "memory_bytes", memory));
+}
+
+static void log_end(App *app, const char *reason) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+#if defined(__APPLE__)
+    const json_int_t peak = usage.ru_maxrss;
+#else
+    const json_int_t peak = (json_int_t)usage.ru_maxrss * 1024;
+#endif
+    log_row(app, json_pack("{s:s, s:I, s:s, s:I}", "type", "end", "step", (json_int_t)app->state.step,
+                           "reason", reason, "peak_memory_bytes", peak));
+}
+
+static void write_report(App *app) {
+    if (!report_write(run_path(app->run), &app->err)) warn(app, "%s", app->err.text);
+}
+
+static bool open_run(App *app) {
+    const Options *o = &app->options;
+    bool resumed;
+    app->run = run_open(o->run, o->resume ? RUN_RESUME : o->force ? RUN_FORCE : RUN_NEW, &resumed, &app->err);
+    if (!app->run) return false;
+    if (resumed && !app->settings)
+        return error_set(&app->err,
+                         "%s holds a run without run.json, which cannot go on; start over with -force",
+                         run_path(app->run));
+    return app->settings || write_settings(app);
+}
+
+/* ---- training: the schedule ---- */
+
+/* Once the number of steps is known, so is what hangs on it; written into the run, so that a resume finds it. */
+static bool set_steps(App *app, int64_t steps) {
+    Options *o = &app->options;
+    o->steps = steps;
+    const int64_t tenth = steps < 10 ? 1 : steps / 10;
+    if (is_auto(o->eval_every)) o->eval_every = tenth;
+    if (is_auto(o->checkpoint_every)) o->checkpoint_every = tenth;
+    if (is_auto(o->sample_every)) o->sample_every = steps < 4 ? 1 : steps / 4;
+    if (is_auto(o->warmup)) o->warmup = steps / 5 < DEFAULT_WARMUP ? steps / 5 : DEFAULT_WARMUP;
+    app->state.total_steps = (uint64_t)steps;
+    return write_settings(app);
+}
+
+/* Linear to -lr, then a cosine to -min-lr (Loshchilov and Hutter 2017): a function of step and -steps alone.
+ * While -minutes still has to find -steps, those first steps are in the warm-up. */
+static double learning_rate(const Options *o, uint64_t step) {
+    const double warmup = is_auto(o->warmup) ? DEFAULT_WARMUP : (double)o->warmup, at = (double)step;
+    if (at < warmup) return o->lr * (at + 1) / warmup;
+    if (is_auto(o->steps)) return o->lr;
+    const double share = (at - warmup) / ((double)o->steps - warmup);
+    return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1 + cos(acos(-1) * (share < 1 ? share : 1)));
+}
+
+/* How long writing one set of stories takes, from a few tokens that nobody sees. */
+static double time_stories(App *app) {
+    const Options *o = &app->options;
+    if (o->samples == 0) return 0;
+    const size_t few = 8, tokens = (size_t)o->sample_tokens;
+    const double begun = seconds_now();
+    const uint64_t once = app->setup.cache_B;
+    write_stories(app, once, few, NULL, NULL);
+    const double each = (seconds_now() - begun) / (double)(few * once);
+    return each * (double)tokens * (double)o->samples;
+}
+
+/* -minutes: after some steps have been timed, how many fit. What comes between steps is counted in, and at
+ * the end: an evaluation, stories, a checkpoint (for a disk of 200 MB/s). */
+static bool fit_steps(App *app) {
+    Options *o = &app->options;
+    const Pace *pace = &app->pace;
+    if (!is_auto(o->steps) || pace->steps <= UNTIMED_STEPS) return true;
+    const double timed = (double)(pace->steps - UNTIMED_STEPS), budget = 60 * o->minutes;
+    const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
+    if (!enough && seconds_now() - app->started < 0.2 * budget) return true;
+
+    double step = pace->timed / timed, once = 0;
+    const double stories = time_stories(app);
+    /* Forward is a third of a step, where no evaluation has been timed yet. */
+    const double evaluation = pace->eval_seconds > 0
+                                  ? pace->eval_seconds
+                                  : step / 3 * (double)app->eval_windows / (double)o->batch;
+    const double checkpoint = (double)checkpoint_bytes(&app->setup.config) / 2e8;
+    const struct {
+        int64_t every;
+        double seconds, times; /* times: within a run, where `every` is left open */
+    } events[] = {{o->eval_every, evaluation, 10},
+                  {o->sample_every, stories, 4},
+                  {o->checkpoint_every, checkpoint, 10}};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        once += events[i].seconds * (is_auto(events[i].every) ? events[i].times : 1);
+        if (events[i].every > 0) step += events[i].seconds / (double)events[i].every;
+    }
+    const double left = 0.98 * budget - (seconds_now() - app->started) - once;
+    const double more = left > step ? floor(left / step) : 1;
+    if (!set_steps(app, (int64_t)app->state.step + (int64_t)more)) return false;
+    say(app, "%s steps fit into %g minutes", commas((uint64_t)o->steps).text, o->minutes);
+    return true;
+}
+
+/* ---- training: a step ---- */
+
+static double step_tokens(const App *app) {
+    return (double)app->options.batch * (double)app->setup.config.ctx;
+}
+
+static double mean_step_seconds(const App *app) {
+    return app->pace.steps > 1 ? app->pace.seconds / (double)(app->pace.steps - 1) : NAN;
+}
+
+/* The steps that are left, and the evaluations between them. */
+static double seconds_left(const App *app) {
+    const Options *o = &app->options;
+    if (is_auto(o->steps)) return 60 * o->minutes - (seconds_now() - app->started);
+    const double steps = (double)o->steps - (double)app->state.step;
+    const double evaluations = o->eval_every > 0 ? steps / (double)o->eval_every : 1;
+    return steps * mean_step_seconds(app) + evaluations * app->pace.eval_seconds;
+}
+
+/* On a terminal each step's line takes the place of the one before, unless that is kept: one a second, or
+ * every ten steps, whichever is rarer. In a file or pipe only those are printed. */
+static void print_step(App *app, const StepState *step, double loss, double seconds) {
+    const Options *o = &app->options;
+    Pace *pace = &app->pace;
+    const double now = seconds_now();
+    const bool last = (int64_t)app->state.step == o->steps;
+    const bool keep = pace->steps == 1 || last ||
+                      (now - pace->last_line >= 1 && app->state.step - pace->last_kept >= 10);
+    if (keep) pace->last_line = now, pace->last_kept = app->state.step;
+    if (!keep && !app->in_place) return;
+    char total[32] = "?";
+    if (!is_auto(o->steps)) snprintf(total, sizeof total, "%" PRId64, o->steps);
+    /* The peak of a CPU is not known, so that neither is the share of it. */
+    fprintf(app->report,
+            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s  MFU n/a  %s left%s",
+            app->in_place ? "\r\033[K" : "", app->state.step, total, loss, (double)step->lr,
+            (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text,
+            duration(seconds_left(app)).text, keep ? "\n" : "");
+    app->line_open = !keep;
+    fflush(app->report);
+}
+
+/* The device left an update out that was not finite. Once is bad luck; again and again the weights are. */
+static bool check_finite(App *app, const StepState *step) {
+    if (!step->skip) {
+        app->bad_steps = 0;
+        return true;
+    }
+    size_t tensors;
+    const Parameter *table = gpt_table(app->gpt, &tensors);
+    const bool known = step->bad_tensor >= 0 && (size_t)step->bad_tensor < tensors;
+    char what[128] = "the loss";
+    if (known) snprintf(what, sizeof what, "the gradient of %s", table[step->bad_tensor].name);
+    if (++app->bad_steps < MAX_BAD_STEPS) {
+        warn(app, "step %" PRIu64 ": %s is not finite; the step's update was left out", app->state.step,
+             what);
+        return true;
+    }
+    return error_set(&app->err,
+                     "step %" PRIu64
+                     ": %s is not finite, for the %dth step in a row; lower -lr (%g) and go on from the "
+                     "last checkpoint with -resume, or start over",
+                     app->state.step, what, MAX_BAD_STEPS, app->options.lr);
+}
+
+static bool take_step(App *app) {
+    const Options *o = &app->options;
+    const size_t T = app->setup.config.ctx, B = app->setup.B;
+    const uint64_t batch = (uint64_t)o->batch;
+    const uint64_t rows = batch / (uint64_t)app->ranks.count,
+                   first = (uint64_t)app->ranks.rank * rows; /* of this rank, within the step */
+    const AdamW adamw = {.beta1 = (float)o->beta1,
+                         .beta2 = (float)o->beta2,
+                         .epsilon = 1e-8f,
+                         .weight_decay = (float)o->weight_decay,
+                         .clip = (float)o->clip};
+    const double begun = seconds_now();
+
+    gpt_step_begin(app->gpt, app->state.step, (float)learning_rate(o, app->state.step));
+    for (uint64_t at = first; at < first + rows; at += B) {
+        const size_t micro = first + rows - at < B ? (size_t)(first + rows - at) : B;
+        if (!batches_get(app->batches, app->state.step * batch + at, micro, app->inputs, app->targets,
+                         &app->err))
+            return false;
+        gpt_forward_backward(app->gpt, app->inputs, app->targets, micro, at, batch * T);
+    }
+    if (!ranks_sum_gradients(&app->ranks, app->gpt, &app->err)) return false;
+    gpt_step_end(app->gpt, adamw);
+    const StepState step = gpt_step_state(app->gpt);
+
+    const double seconds = seconds_now() - begun, loss = step.loss_sum / (double)(batch * T);
+    app->state.step++;
+    app->state.updates = step.updates;
+    app->state.tokens += batch * T;
+    app->state.seconds += seconds;
+    app->state.eval_loss = NAN;
+    if (++app->pace.steps > 1) app->pace.seconds += seconds;
+    if (app->pace.steps > UNTIMED_STEPS) app->pace.timed += seconds;
+    log_row(app,
+            json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:n, s:I}", "type", "step", "step",
+                      (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
+                      "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds, "tokens_per_s",
+                      (double)(batch * T) / seconds, "mfu", "tokens", (json_int_t)app->state.tokens));
+    print_step(app, &step, loss, seconds);
+    return check_finite(app, &step);
+}
+
+/* ---- training: what happens between steps ---- */
+
+static bool is_due(const App *app, int64_t every) {
+    const int64_t step = (int64_t)app->state.step;
+    return step == app->options.steps || (every > 0 && step % every == 0);
+}
+
+/* False only for an error; an evaluation that a signal broke off has no result. */
+static bool watch_loss(App *app) {
+    Evaluation result;
+    if (!evaluate(app, &result)) return stop_requested() != 0;
+    app->state.eval_loss = result.loss;
+    const double floor = app->has_facts ? app->facts.heldout_floor : NAN;
+    log_row(app,
+            json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "type", "eval", "step", (json_int_t)app->state.step,
+                      "loss", run_number(result.loss), "bits_per_byte", run_number(result.bits_per_byte),
+                      "tokens", (json_int_t)result.tokens, "floor", run_number(floor)));
+    char beside[64] = "";
+    if (isfinite(floor)) snprintf(beside, sizeof beside, "  floor %.4f", floor);
+    say(app, "held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s", result.loss,
+        result.bits_per_byte, commas(result.tokens).text, beside);
+    write_report(app);
+    return true;
+}
+
+/* Text as a terminal may see it: a control byte of a story does not control the terminal. */
+static void watch_story(App *app, const Buffer *text) {
+    finish_line(app);
+    fputc('\n', app->report);
+    for (size_t i = 0; i < text->size; i++) {
+        const uint8_t byte = text->data[i];
+        fputc((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F ? '?' : byte, app->report);
+    }
+    say(app, "\n");
+    const char *prompt = app->options.prompt ? app->options.prompt : "";
+    log_row(app, json_pack("{s:s, s:I, s:s, s:o}", "type", "sample", "step", (json_int_t)app->state.step,
+                           "prompt", prompt, "text", run_text(text->data, text->size)));
+}
+
+/* Saves where the run stands. On failure the old checkpoints are as they were, and so is the state. */
+static bool save(App *app) {
+    const Options *o = &app->options;
+    if (app->saved && app->saved_step == app->state.step) return true;
+    if (app->bad_steps > 0)
+        return error_set(&app->err, "step %" PRIu64 " was not finite, so that its model is not saved",
+                         app->state.step);
+    TrainState state = app->state;
+    if (state.eval_loss < state.best_loss || (isnan(state.best_loss) && isfinite(state.eval_loss)))
+        state.best_loss = state.eval_loss, state.best_step = state.step;
+    const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
+                                    {"tokenizer.json", app->tokenizer_json.data, app->tokenizer_json.size}};
+    char *checkpoints = run_file(app->run, "checkpoints");
+    const bool done = folder_make(checkpoints, &app->err) &&
+                      checkpoint_save(checkpoints, app->gpt, &state, files, 2, &app->err);
+    if (done) {
+        app->state = state;
+        app->saved = true, app->saved_step = state.step;
+        Error err;
+        if (!checkpoint_prune(checkpoints, (size_t)o->keep, state.best_step, &err)) warn(app, "%s", err.text);
+    }
+    free(checkpoints);
+    return done;
+}
+
+/* After a step: an evaluation, stories, a checkpoint, as they are due. The checkpoint comes last, so that it
+ * knows its own loss; a new best is saved whenever it is found. */
+static bool watch(App *app) {
+    const Options *o = &app->options;
+    if (is_due(app, o->eval_every) && !watch_loss(app)) return false;
+    if (is_due(app, o->sample_every) && !stop_requested())
+        write_stories(app, (uint64_t)o->samples, (size_t)o->sample_tokens, NULL, watch_story);
+    if (stop_requested()) return true; /* the end saves */
+    const bool last = (int64_t)app->state.step == o->steps;
+    const bool best = o->checkpoint_every > 0 && app->state.eval_loss < app->state.best_loss;
+    /* The last save is the end's, which fails if it does. */
+    if (!last && (is_due(app, o->checkpoint_every) || best) && !save(app))
+        warn(app, "%s; the training goes on", app->err.text);
+    return true;
+}
+
+/* Steps, until the last, a stop, or an error. */
+static bool train_loop(App *app) {
+    const Options *o = &app->options;
+    /* At the start, and after a resume where a signal had kept it from being done. */
+    const bool at_start = app->state.step == 0 || is_due(app, o->eval_every);
+    if (at_start && isnan(app->state.eval_loss) && !watch_loss(app)) return false;
+    while (is_auto(o->steps) || (int64_t)app->state.step < o->steps) {
+        if (ranks_agree(&app->ranks, stop_requested())) return true;
+        if (!take_step(app) || !fit_steps(app) || !watch(app)) return false;
+    }
+    return true;
+}
+
+/* ---- training: a run from start to end ---- */
+
+/* Weights: of the checkpoint to go on with, of -load, or new ones. */
+static bool start_state(App *app) {
+    const Options *o = &app->options;
+    app->state = (TrainState){.eval_loss = NAN, .best_loss = NAN};
+    if (app->resume_from) {
+        if (!checkpoint_load(app->resume_from, app->gpt, &app->state, &app->err)) return false;
+        app->saved = true, app->saved_step = app->state.step;
+        say(app, "going on after step %s of %s", commas(app->state.step).text, app->resume_from);
+    } else if (app->model) {
+        if (!checkpoint_load(app->model, app->gpt, NULL, &app->err)) return false;
+    } else {
+        gpt_init_weights(app->gpt, (uint64_t)o->seed);
+    }
+    if (app->resume_from) return run_log_cut(app->run, app->state.step, &app->err);
+    /* A start that did not get to a checkpoint left nothing in the log that is not done again. */
+    char *log = run_file(app->run, "log.jsonl");
+    remove(log);
+    free(log);
+    return true;
+}
+
+static const char *signal_name(int number) {
+    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+}
+
+/* Where the run is, and what to type next. */
+static void print_next(App *app) {
+    char *run = shell_quoted(run_path(app->run)), *program = shell_quoted(app->program);
+    say(app, "run      %s", run);
+    if (app->saved) {
+        say(app, "report   %s/report.html", run);
+        say(app, "stories  %s -generate -load %s", program, run);
+        say(app, "loss     %s -evaluate -load %s", program, run);
+    }
+    char more[48] = ""; /* a run that is done goes on only for more steps */
+    if (app->saved && (int64_t)app->state.step == app->options.steps)
+        snprintf(more, sizeof more, " -steps %" PRId64, 2 * app->options.steps);
+    say(app, "go on    %s -resume -run %s%s", program, run, more);
+    free(program);
+    free(run);
+}
+
+/* The end: what is not saved is, the log gets its last row, the user what to do next. */
+static bool finish(App *app, bool trained) {
+    const int signal_number = ranks_agree(&app->ranks, stop_requested());
+    const Error cause = app->err;
+    const bool saved = app->state.step == 0 || save(app);
+    if (!trained) app->err = cause; /* what ended the run, whether or not it could be saved */
+    const Error error = app->err;
+    char *reason = !trained || !saved ? xformat("failed: %s", error.text)
+                   : signal_number    ? xstrdup(signal_name(signal_number))
+                                      : xstrdup("done");
+    log_end(app, reason);
+    write_report(app);
+    free(reason);
+    app->err = error;
+    if (!trained || !saved) return false;
+
+    if (signal_number) {
+        say(app, "stopped by %s after step %s%s", signal_name(signal_number), commas(app->state.step).text,
+            app->state.step > 0 ? ", which is saved" : "");
+        app->stopped = 128 + signal_number;
+    } else {
+        const double step = mean_step_seconds(app);
+        say(app, "done in %s, %s steps%s%s%s", duration(seconds_now() - app->started).text,
+            commas(app->pace.steps).text, isfinite(step) ? ", " : "",
+            isfinite(step) ? commas((uint64_t)(step_tokens(app) / step)).text : "",
+            isfinite(step) ? " tokens/s after the first" : "");
+    }
+    print_next(app);
+    return true;
+}
+
+/* From a plan that fits to the end of the run; the run and its data are open. */
+static bool train_model(App *app) {
+    Options *o = &app->options;
+    if (!make_model(app) || !start_state(app)) return false;
+    if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps))) return false;
+    if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {
+        say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);
+        print_next(app);
+        return true;
+    }
+    log_start(app);
+    const uint64_t batch = (uint64_t)o->batch,
+                   first = (uint64_t)app->ranks.rank * (batch / (uint64_t)app->ranks.count);
+    batches_read_ahead(app->batches, app->state.step * batch + first, app->setup.B, app->setup.B);
+    return finish(app, train_loop(app));
+}
+
+/* Everything up to the first step. What needs no folder comes before one is made, so that a mistake leaves
+ * none behind. */
+static bool train(App *app) {
+    Options *o = &app->options;
+    app->report = stdout;
+    app->in_place = isatty(STDOUT_FILENO);
+    if (!take_run_settings(app) || !settle_settings(app) || !ranks_start(&app->ranks, &app->err))
+        return false;
+    /* A run that goes on has its tokens already, and can be moved away from the text. */
+    bool done = app->settings ||
+                (check_path(app, "data", o->data) && check_path(app, "heldout", o->heldout) &&
+                 check_path(app, "tokenizer", o->tokenizer));
+    if (!done || !open_device(app) || !find_tokenizer(app)) return false;
+    if (o->load && !app->resume_from) {
+        app->model = find_model(app, o->load);
+        done = app->model && take_model(app);
+    }
+    done = done && (!names_shards(o->data) || open_shards(app, o->data, o->heldout)) &&
+           (o->tokenize || plan_model(app, true, (size_t)o->batch));
+    if (done && o->dry_run) {
+        done = !app->train || open_windows(app, DEFAULT_EVAL_TOKENS);
+        if (done) print_tables(app);
+    } else if (done) {
+        done = open_run(app) && open_data(app);
+        if (!done && stop_requested()) app->code = 128 + stop_requested();
+        if (done && o->tokenize) {
+            print_data(app);
+            print_next(app);
+        } else if (done) {
+            /* Once more: the text may not have given as large a vocabulary as was asked for. */
+            done = open_windows(app, DEFAULT_EVAL_TOKENS) && plan_model(app, true, (size_t)o->batch);
+            if (done) {
+                o->micro = (int64_t)app->setup.B, o->attention = app->setup.attention->name;
+                print_tables(app);
+            }
+            done = done && train_model(app);
+        }
+    }
+    return done;
+}
+
+/* ---- instead of training: with a model ---- */
+
+/* A model to use, not to train: that of -load, of -run, or of the newest run; *from is which of them. rows:
+ * sequences to take at once at most; 0: as many as the loss is taken of at once. */
+static bool load_model(App *app, size_t rows, const char **from) {
+    const Options *o = &app->options;
+    if (!settle_settings(app)) return false;
+    *from = o->load ? o->load : o->run;
+    if (!*from) *from = app->newest_run = run_newest(&app->err);
+    if (*from) app->model = find_model(app, *from);
+    if (!app->model || !take_model(app) || !open_device(app)) return false;
+    if (rows == 0) rows = o->ctx < MICRO_TOKENS ? MICRO_TOKENS / (size_t)o->ctx : 1;
+    if (!plan_model(app, false, rows) || !make_model(app)) return false;
+    if (!checkpoint_load(app->model, app->gpt, NULL, &app->err)) return false;
+    say(app, "model %s: %s parameters", app->model, commas(gpt_parameter_count(&app->setup.config)).text);
+    return true;
+}
+
+/* Stories on stdout, and nothing else there. */
+static bool generate_stories(App *app) {
+    const Options *o = &app->options;
+    const char *from;
+    if (!load_model(app, 1, &from)) return false;
+    Tokens prompt = {0};
+    encode_prompt(app, &prompt);
+    if (prompt.count >= app->setup.config.ctx && app->setup.config.ctx > 1)
+        warn(app, "the prompt has %zu tokens; of them the model sees the last %zu (-ctx %zu)", prompt.count,
+             app->setup.config.ctx - 1, app->setup.config.ctx);
+    tokens_free(&prompt);
+    write_stories(app, (uint64_t)o->samples, (size_t)o->sample_tokens, stdout, NULL);
+    if (stop_requested()) app->stopped = 128 + stop_requested();
+    return true;
+}
+
+/* -evaluate -heldout TEXT: into shards in a folder of their own, which is removed once they are open. */
+static bool open_heldout_text(App *app, const char *path) {
+    const char *temporary = getenv("TMPDIR");
+    char *folder = xformat("%s/train_gpt-XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    bool done = check_path(app, "heldout", path);
+    if (done && !mkdtemp(folder))
+        done = error_set(&app->err,
+                         "cannot make a temporary folder %s: set TMPDIR to one that can be written", folder);
+    if (done) {
+        char *tokens = xformat("%s/tokens", folder), *pattern = xformat("%s/heldout-*.bin", tokens);
+        const DataSource source = {.data = path, .heldout = path, .threads = (int)app->options.threads};
+        DataFacts facts;
+        done = data_write_shards(&source, app->bpe, tokens, &facts, &app->err);
+        if (done) app->heldout = shards_open(pattern, app->bpe, &app->err);
+        app->scratch = xstrdup(folder);
+        free(pattern);
+        free(tokens);
+    }
+    free(folder);
+    return done && app->heldout;
+}
+
+/* The held-out side of the run that a model belongs to. */
+static bool open_heldout_of_run(App *app, const char *from) {
+    char *checkpoints = xformat("%s/checkpoints", from);
+    char *run = folder_exists(checkpoints) ? xstrdup(from)
+                                           : xformat("%s/../..", from); /* RUN/checkpoints/step-N */
+    char *tokens = xformat("%s/tokens", run), *pattern = xformat("%s/heldout-*.bin", tokens);
+    json_t *settings = run_read_settings(run, &app->err);
+    const char *elsewhere = json_string_value(json_object_get(settings, "heldout"));
+    if (settings)
+        app->heldout = shards_open(names_shards(elsewhere) ? elsewhere : pattern, app->bpe, &app->err);
+    else error_prefix(&app->err, "no held-out side is known; name one with -heldout");
+    app->has_facts = app->heldout && !names_shards(elsewhere) && data_read_facts(tokens, &app->facts, NULL);
+    json_decref(settings);
+    free(pattern);
+    free(tokens);
+    free(run);
+    free(checkpoints);
+    return app->heldout != NULL;
+}
+
+/* One line on stdout. */
+static bool evaluate_model(App *app) {
+    const Options *o = &app->options;
+    const char *from;
+    if (!load_model(app, 0, &from)) return false;
+    bool done;
+    if (!o->heldout) done = open_heldout_of_run(app, from);
+    else if (!names_shards(o->heldout)) done = open_heldout_text(app, o->heldout);
+    else done = (app->heldout = shards_open(o->heldout, app->bpe, &app->err)) != NULL;
+
+    Evaluation result;
+    done = done && open_windows(app, 0) && evaluate(app, &result);
+    if (!done && stop_requested()) {
+        error_set(&app->err, "stopped by %s before the evaluation was done", signal_name(stop_requested()));
+        app->code = 128 + stop_requested();
+    }
+    if (!done) return false;
+    printf("held-out loss %.4f nats/token  %.4f bits/byte  over %s tokens", result.loss, result.bits_per_byte,
+           commas(result.tokens).text);
+    if (app->has_facts && isfinite(app->facts.heldout_floor))
+        printf("  floor %.4f", app->facts.heldout_floor);
+    printf("\n");
+    return true;
+}
+
+/* ---- instead of training: with a tokenizer ---- */
+
+/* The tokenizer that -encode and -decode need. */
+static bool need_tokenizer(App *app, const char *mode) {
+    const char *path = app->options.tokenizer;
+    if (!path) return USAGE(app, "%s needs -tokenizer: a run or a merges file", mode);
+    return check_path(app, "tokenizer", path) && load_tokenizer(app, path);
+}
+
+/* What could not be written is an error, except that the reader of a pipe went away: then there is nobody to
+ * tell, and the exit code alone says it. */
+static bool flush_output(App *app, FILE *out) {
+    if (fflush(out) == 0 && !ferror(out)) return true;
+    if (errno == EPIPE) app->err.text[0] = 0;
+    else error_set(&app->err, "cannot write to stdout: %s; make room or send it elsewhere", strerror(errno));
+    app->code = EXIT_FAILED;
+    return false;
+}
+
+/* Ids in decimal with a space between them; *any: some were written before. */
+static bool write_ids(App *app, const Tokens *ids, bool *any) {
+    for (size_t i = 0; i < ids->count; i++) {
+        char digits[12], *at = digits + sizeof digits;
+        uint32_t id = ids->ids[i];
+        do *--at = (char)('0' + id % 10);
+        while (id /= 10);
+        if (*any) *--at = ' ';
+        *any = true;
+        fwrite(at, 1, (size_t)(digits + sizeof digits - at), stdout);
+    }
+    return !ferror(stdout) || flush_output(app, stdout);
+}
+
+static bool encode_stdin(App *app) {
+    if (!need_tokenizer(app, "-encode")) return false;
+    BpeEncoder *encoder = bpe_encoder_new(app->bpe, ENCODER_CACHE_WORDS);
+    uint8_t *bytes = xmalloc(STDIN_BYTES);
+    Tokens ids = {0};
+    bool done = true, any = false;
+    for (size_t size; done && (size = fread(bytes, 1, STDIN_BYTES, stdin)) > 0; ids.count = 0) {
+        if (app->options.special) bpe_encoder_feed_special(encoder, bytes, size, &ids);
+        else bpe_encoder_feed(encoder, bytes, size, &ids);
+        done = write_ids(app, &ids, &any);
+    }
+    if (done && ferror(stdin)) done = error_set(&app->err, "cannot read stdin: %s", strerror(errno));
+    bpe_encoder_end(encoder, &ids);
+    done = done && write_ids(app, &ids, &any);
+    if (done && any) putchar('\n');
+    tokens_free(&ids);
+    free(bytes);
+    bpe_encoder_free(encoder);
+    return done;
+}
+
+/* Adds a character of stdin to the id that is being read; a space ends one. */
+typedef struct IdReader {
+    uint64_t id, index; /* index: of the id among all, from 0 */
+    bool reading;
+} IdReader;
+
+static bool read_id(App *app, IdReader *reader, int c, Tokens *ids) {
+    const uint32_t V = bpe_vocab_size(app->bpe);
+    if (c >= '0' && c <= '9') {
+        reader->id = 10 * reader->id + (uint64_t)(c - '0');
+        reader->reading = true;
+        if (reader->id < V) return true;
+        return error_set(&app->err,
+                         "stdin: id number %" PRIu64 " is %" PRIu64
+                         " or more, the tokenizer %s has ids 0 to %u",
+                         reader->index + 1, reader->id, app->merges_of, V - 1);
+    }
+    if (!isspace(c))
+        return error_set(&app->err,
+                         "stdin: id number %" PRIu64
+                         " holds the byte 0x%02x; expected ids in decimal separated "
+                         "by spaces",
+                         reader->index + 1, (unsigned)c);
+    if (!reader->reading) return true;
+    tokens_reserve(ids, 1);
+    ids->ids[ids->count++] = (uint32_t)reader->id;
+    *reader = (IdReader){.index = reader->index + 1};
+    return true;
+}
+
+static bool decode_stdin(App *app) {
+    if (!need_tokenizer(app, "-decode")) return false;
+    uint8_t *bytes = xmalloc(STDIN_BYTES);
+    IdReader reader = {0};
+    Tokens ids = {0};
+    Buffer text = {0};
+    bool done = true, more = true;
+    while (done && more) {
+        size_t size = fread(bytes, 1, STDIN_BYTES - 1, stdin);
+        more = size > 0;
+        if (!more) bytes[size++] = ' '; /* the end of the text ends the last id */
+        for (size_t i = 0; i < size && done; i++) done = read_id(app, &reader, bytes[i], &ids);
+        /* What was well-formed before a mistake is written, too. */
+        const Error mistake = app->err;
+        text.size = 0;
+        done = bpe_decode(app->bpe, ids.ids, ids.count, &text, &app->err) && done;
+        app->err = mistake;
+        if (text.size > 0) fwrite(text.data, 1, text.size, stdout);
+        if (ferror(stdout)) done = flush_output(app, stdout);
+        ids.count = 0;
+    }
+    if (done && ferror(stdin)) done = error_set(&app->err, "cannot read stdin: %s", strerror(errno));
+    buffer_free(&text);
+    tokens_free(&ids);
+    free(bytes);
+    return done;
+}
+
+/* ---- main ---- */
+
+static bool print_config(App *app) {
+    if (!take_run_settings(app) || !settle_settings(app)) return false;
+    json_t *settings = options_to_json(&app->options);
+    json_dumpf(settings, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(settings);
+    return true;
+}
+
+static void free_app(App *app) {
+    gpt_free(app->gpt);
+    batches_close(app->windows);
+    batches_close(app->batches);
+    shards_close(app->heldout);
+    shards_close(app->train);
+    if (app->scratch) folder_remove(app->scratch, NULL);
+    if (app->stream) app->ops->close(app->stream);
+    bpe_free(app->bpe);
+    run_close(app->run);
+    json_decref(app->settings);
+    buffer_free(&app->merges);
+    buffer_free(&app->tokenizer_json);
+    free(app->scratch);
+    free(app->token_bytes);
+    free(app->merges_of);
+    free(app->resume_from);
+    free(app->model);
+    free(app->newest_run);
+    free(app->inputs);
+    free(app->targets);
+    ranks_end(&app->ranks);
+}
+
+/* Waits for signals, so that no other thread takes one. */
+static void *take_signals(void *signals) {
+    pthread_sigmask(SIG_UNBLOCK, (const sigset_t *)signals, NULL);
+    for (;;) pause();
+    return NULL;
+}
+
+/* A signal must not interrupt a thread that computes: a handler's frame is put below the stack pointer, where
+ * AVX-512 kernels of oneDNN 2.6 keep data of their own; the heap was seen to be overwritten. So a thread that
+ * does nothing else takes them. Before any other thread is made, since those inherit what is blocked. */
+static void start_signals(void) {
+    static sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    signals_install();
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, take_signals, &signals) == 0) pthread_detach(thread);
+    else pthread_sigmask(SIG_UNBLOCK, &signals, NULL); /* then this one takes them, as is usual */
+}
+
+int main(int argc, char **argv) {
+    App app = {.program = argc > 0 ? argv[0] : "train_gpt",
+               .started = seconds_now(),
+               .code = EXIT_FAILED,
+               .report = stderr};
+    const Options *o = &app.options;
+    bool done = options_parse(&app.options, argc, argv, &app.err), training = false;
+    if (!done) app.code = EXIT_USAGE;
+    done = done && check_modes(&app);
+    /* Who encodes or decodes has nothing to save: a signal ends that at once, as it does other filters. */
+    if (!o->encode && !o->decode) start_signals();
+    else signal(SIGPIPE, SIG_IGN);
+    if (!done) {
+        /* what was typed makes no sense */
+    } else if (o->help) {
+        options_print_help(stdout);
+    } else if (o->version) {
+        printf("train_gpt %s (%s, %s)\n", TRAIN_GPT_VERSION, simd_name(simd_level()), sgemm_library());
+    } else if (o->print_config) {
+        done = print_config(&app);
+    } else if (o->encode) {
+        done = encode_stdin(&app);
+    } else if (o->decode) {
+        done = decode_stdin(&app);
+    } else if (o->generate) {
+        done = generate_stories(&app);
+    } else if (o->evaluate) {
+        done = evaluate_model(&app);
+    } else {
+        training = true;
+        done = train(&app);
+    }
+    /* A run goes on without its terminal; of everything else what it prints is the result. */
+    if (done && !training) done = flush_output(&app, stdout);
+    finish_line(&app);
+    fflush(app.report);
+    if (!done && app.err.text[0]) fprintf(stderr, "train_gpt: error: %s\n", app.err.text);
+    const int code = done ? app.stopped : app.code;
+    free_app(&app);
+    return code;
+}
