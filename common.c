@@ -665,19 +665,21 @@ static bool check_entries(const char *folder, char *text, char *end, Error *err)
 bool folder_check_manifest(const char *path, Error *err) {
     Buffer manifest = {0};
     char *name = xformat("%s/%s", path, manifest_name);
+    const size_t last = sizeof "end 00000000\n" - 1; /* bytes of the last line */
     bool done = file_read(name, (size_t)16 << 20, &manifest, err);
     if (done) {
-        const size_t last = sizeof "end 00000000\n" - 1; /* bytes of the last line */
-        const size_t lines = manifest.size >= last ? manifest.size - last : 0;
-        char *text = (char *)manifest.data, *end = text + lines;
         uint32_t crc;
-        done = manifest.size >= last && memcmp(end, "end ", 4) == 0 && parse_crc(end + 4, &crc) &&
-               end[last - 1] == '\n' && (lines == 0 || end[-1] == '\n') &&
-               crc == checksum_crc32(0, text, lines);
-        if (!done)
-            error_set(err, "%s is cut or damaged: it does not end in \"end\" and the CRC-32 of its lines",
-                      name);
-        else done = check_entries(path, text, end, err);
+        bool whole = manifest.size >= last;
+        if (whole) {
+            const size_t lines = manifest.size - last;
+            char *text = (char *)manifest.data, *end = text + lines;
+            whole = memcmp(end, "end ", 4) == 0 && parse_crc(end + 4, &crc) && end[last - 1] == '\n' &&
+                    (lines == 0 || end[-1] == '\n') && crc == checksum_crc32(0, text, lines);
+            done = whole && check_entries(path, text, end, err);
+        }
+        if (!whole)
+            done = error_set(err, "%s is cut or damaged: it does not end in \"end\" and the CRC-32 of its lines",
+                             name);
     }
     buffer_free(&manifest);
     free(name);

@@ -116,7 +116,7 @@ static const Option table[] = {
 
     INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY, "a tenth of the steps",
              "steps between evaluations; 0: at the start and the end only"),
-    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST, "262,144; with -evaluate all",
+    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST, "65,536; with -evaluate all",
              "held-out tokens to evaluate on, from the first, in whole windows of -ctx"),
     INT_AUTO("sample-every", sample_every, WATCHING, FREE, 0, MANY, "a quarter of the steps",
              "steps between samples; 0: at the end only"),

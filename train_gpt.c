@@ -44,15 +44,18 @@
 
 enum {
     DEFAULT_MINUTES = 2,
-    DEFAULT_WARMUP = 50,          /* steps */
-    DEFAULT_EVAL_TOKENS = 262144, /* of the held-out side, in training */
-    MIN_HELDOUT_STORIES = 1000,   /* built-in ones: enough tokens for two digits behind the point */
-    MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
-    STORIES_AT_ONCE = 8,          /* sequences that are sampled together */
-    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up */
-    TIMED_STEPS = 20,             /* ... then at most so many are timed */
-    MAX_BAD_STEPS = 3,            /* steps in a row that are not finite end a run */
-    STDIN_BYTES = 1 << 16,        /* read at once by -encode and -decode */
+    DEFAULT_WARMUP = 50,         /* steps */
+    DEFAULT_EVAL_TOKENS = 65536, /* of the held-out side, in training */
+    MIN_HELDOUT_STORIES = 1000,  /* built-in ones: enough tokens for two digits behind the point */
+    MICRO_TOKENS = 4096,         /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
+    STORIES_AT_ONCE = 8,         /* sequences that are sampled together */
+    UNTIMED_STEPS = 2,           /* -minutes: caches and threads warm up */
+    TIMED_STEPS = 20,            /* ... then at most so many are timed */
+    EVALUATIONS = 10,
+    SAMPLES = 4,
+    CHECKPOINTS = 10,      /* of a run, where not said how often */
+    MAX_BAD_STEPS = 3,     /* steps in a row that are not finite end a run */
+    STDIN_BYTES = 1 << 16, /* read at once by -encode and -decode */
     ENCODER_CACHE_WORDS = 1 << 16
 };
 
@@ -72,6 +75,7 @@ typedef struct App {
     Options options;
     json_t *settings; /* of the run that is gone on with; owns text in options */
     char *newest_run; /* likewise */
+    json_t *chosen;   /* keys of settings that the program chose for this number of steps */
     Error err;
     int code;                 /* the exit code if something fails */
     int stopped;              /* 128 + signal where one ended a run after it was saved */
@@ -266,19 +270,54 @@ static bool take_run_settings(App *app) {
     return done;
 }
 
-/* -steps and -minutes, one of them. A new value of either begins a new schedule; the same command again goes
- * on with the old one, whose number of steps is in the run's settings once it is known. */
+/* The settings that are chosen once the number of steps is known, if the user has not. */
+typedef struct Chosen {
+    const char *flag, *key;
+    int64_t *value;
+    int64_t most; /* times in a run; 0: of the warm-up, which happens once */
+} Chosen;
+enum { CHOSEN = 4 };
+
+static void list_chosen(Options *o, Chosen list[CHOSEN]) {
+    list[0] = (Chosen){"eval-every", "eval_every", &o->eval_every, EVALUATIONS};
+    list[1] = (Chosen){"sample-every", "sample_every", &o->sample_every, SAMPLES};
+    list[2] = (Chosen){"checkpoint-every", "checkpoint_every", &o->checkpoint_every, CHECKPOINTS};
+    list[3] = (Chosen){"warmup", "warmup", &o->warmup, 0};
+}
+
+/* -steps and -minutes, one of them. A new value of either begins a new schedule: what the program had chosen
+ * for the old one is chosen again. The same command again goes on with the old schedule, whose number of steps
+ * is in the run's settings once it is known. */
 static bool settle_length(App *app) {
     Options *o = &app->options;
     const bool steps = options_given("steps"), minutes = options_given("minutes");
     if (steps && minutes) return USAGE(app, "-steps and -minutes were both given; give one of them");
+    const json_t *old_steps = json_object_get(app->settings, "steps"),
+                 *old_minutes = json_object_get(app->settings, "minutes");
+    bool same = true;
     if (steps) {
+        same = json_is_integer(old_steps) && json_integer_value(old_steps) == o->steps;
         o->minutes = OPTION_AUTO;
     } else if (minutes) {
-        const json_t *before = json_object_get(app->settings, "minutes");
-        if (!json_is_number(before) || json_number_value(before) != o->minutes) o->steps = OPTION_AUTO;
+        same = json_is_number(old_minutes) && json_number_value(old_minutes) == o->minutes;
+        if (!same) o->steps = OPTION_AUTO;
     } else if (is_auto(o->steps) && o->minutes == OPTION_AUTO) {
         o->minutes = DEFAULT_MINUTES;
+    }
+    json_t *before = json_object_get(app->settings, "chosen");
+    Chosen list[CHOSEN];
+    list_chosen(o, list);
+    app->chosen = json_array();
+    for (size_t i = 0; i < CHOSEN; i++) {
+        bool chosen = false;
+        size_t at;
+        json_t *key;
+        json_array_foreach(before, at,
+                           key) if (json_is_string(key) && strcmp(json_string_value(key), list[i].key) == 0)
+            chosen = true;
+        if (!chosen || options_given(list[i].flag)) continue;
+        if (same) json_array_append_new(app->chosen, json_string(list[i].key));
+        else *list[i].value = OPTION_AUTO;
     }
     return true;
 }
@@ -584,6 +623,8 @@ static bool write_settings(App *app) {
         json_object_set_new(settings, "train_identity", json_integer(shards_identity(app->train)));
         json_object_set_new(settings, "heldout_identity", json_integer(shards_identity(app->heldout)));
     }
+    json_object_set(settings, "chosen",
+                    app->chosen); /* here, not by the user: chosen again when -steps changes */
     json_object_set_new(settings, "version", json_string(TRAIN_GPT_VERSION));
     const bool done = run_write_settings(app->run, settings, &app->err);
     json_decref(settings);
@@ -981,15 +1022,21 @@ static bool open_run(App *app) {
 
 /* ---- training: the schedule ---- */
 
-/* Once the number of steps is known, so is what hangs on it; written into the run, so that a resume finds it. */
-static bool set_steps(App *app, int64_t steps) {
+/* Once the number of steps is known, so is what hangs on it; written into the run, so that a resume finds it.
+ * times: how often in the run what was left open is done, in the order of list_chosen; NULL: as often as is
+ * usual. */
+static bool set_steps(App *app, int64_t steps, const double *times) {
     Options *o = &app->options;
     o->steps = steps;
-    const int64_t tenth = steps < 10 ? 1 : steps / 10;
-    if (is_auto(o->eval_every)) o->eval_every = tenth;
-    if (is_auto(o->checkpoint_every)) o->checkpoint_every = tenth;
-    if (is_auto(o->sample_every)) o->sample_every = steps < 4 ? 1 : steps / 4;
-    if (is_auto(o->warmup)) o->warmup = steps / 5 < DEFAULT_WARMUP ? steps / 5 : DEFAULT_WARMUP;
+    Chosen list[CHOSEN];
+    list_chosen(o, list);
+    for (size_t i = 0; i < CHOSEN; i++) {
+        if (!is_auto(*list[i].value)) continue;
+        json_array_append_new(app->chosen, json_string(list[i].key));
+        if (list[i].most == 0) *list[i].value = steps / 5 < DEFAULT_WARMUP ? steps / 5 : DEFAULT_WARMUP;
+        else if (times) *list[i].value = (int64_t)ceil((double)steps / times[i]);
+        else *list[i].value = (steps + list[i].most - 1) / list[i].most;
+    }
     app->state.total_steps = (uint64_t)steps;
     return write_settings(app);
 }
@@ -1026,26 +1073,28 @@ static bool fit_steps(App *app) {
     const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
     if (!enough && seconds_now() - app->started < 0.2 * budget) return true;
 
-    double step = pace->timed / timed, once = 0;
+    double step = pace->timed / timed;
     const double stories = time_stories(app);
     /* Forward is a third of a step, where no evaluation has been timed yet. */
     const double evaluation = pace->eval_seconds > 0
                                   ? pace->eval_seconds
                                   : step / 3 * (double)app->eval_windows / (double)o->batch;
     const double checkpoint = (double)checkpoint_bytes(&app->setup.config) / 2e8;
-    const struct {
-        int64_t every;
-        double seconds, times; /* times: within a run, where `every` is left open */
-    } events[] = {{o->eval_every, evaluation, 10},
-                  {o->sample_every, stories, 4},
-                  {o->checkpoint_every, checkpoint, 10}};
-    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        once += events[i].seconds * (is_auto(events[i].every) ? events[i].times : 1);
-        if (events[i].every > 0) step += events[i].seconds / (double)events[i].every;
+    const double seconds[] = {evaluation, stories,
+                              checkpoint}; /* of one of them; in the order of list_chosen */
+    enum { EVENTS = sizeof seconds / sizeof seconds[0] };
+    Chosen list[CHOSEN];
+    list_chosen(o, list);
+    double left = 0.98 * budget - (seconds_now() - app->started), times[EVENTS];
+    for (size_t i = 0; i < EVENTS; i++) {
+        const int64_t every = *list[i].value, most = list[i].most;
+        const double fit = floor(0.2 * left / seconds[i]); /* a fifth of the time, not more */
+        times[i] = !is_auto(every) || fit < 1 ? 1 : fit < (double)most ? fit : (double)most;
+        if (every > 0) step += seconds[i] / (double)every;
     }
-    const double left = 0.98 * budget - (seconds_now() - app->started) - once;
-    const double more = left > step ? floor(left / step) : 1;
-    if (!set_steps(app, (int64_t)app->state.step + (int64_t)more)) return false;
+    for (size_t i = 0; i < EVENTS; i++) left -= seconds[i] * times[i];
+    if (!set_steps(app, (int64_t)app->state.step + (left > step ? (int64_t)(left / step) : 1), times))
+        return false;
     say(app, "%s steps fit into %g minutes", commas((uint64_t)o->steps).text, o->minutes);
     return true;
 }
@@ -1329,7 +1378,7 @@ static bool finish(App *app, bool trained) {
 static bool train_model(App *app) {
     Options *o = &app->options;
     if (!make_model(app) || !start_state(app)) return false;
-    if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps))) return false;
+    if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);
         print_next(app);
@@ -1618,6 +1667,7 @@ static void free_app(App *app) {
     bpe_free(app->bpe);
     run_close(app->run);
     json_decref(app->settings);
+    json_decref(app->chosen);
     buffer_free(&app->merges);
     buffer_free(&app->tokenizer_json);
     free(app->scratch);

@@ -6,37 +6,19 @@
  * Here the work is dealt out to threads; flash_cpu_simd.c does a block of it. The result is bit-equal for any
  * number of threads: a block's sums run in one order, and where dK, dV or dQ are summed over several blocks
  * these go in ascending order. */
-#include "attention.h"
+#include "cpu.h"
 
 #include "flash_cpu_simd.h"
 
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-static size_t max_threads(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-static size_t this_thread(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 static bool flash_can_run(const AttentionShape *shape, Error *reason) {
     if (shape->D == 0 || shape->D % 8 != 0 || shape->D > FLASH_MAX_D)
-        return error_set(reason,
-                         "flash on a CPU takes heads of 8, 16, 24 ... %d channels, not %zu; change -channels or "
-                         "-heads, or use -attention naive",
-                         FLASH_MAX_D, shape->D);
+        return error_set(
+            reason,
+            "flash on a CPU takes heads of 8, 16, 24 ... %d channels, not %zu; change -channels or "
+            "-heads, or use -attention naive",
+            FLASH_MAX_D, shape->D);
     return true;
 }
 
@@ -68,7 +50,11 @@ static FlashHead head_of(const AttentionCall *call, float *rows, size_t bh) {
     const size_t T = call->T, H = call->H, D = call->D, b = bh / H, h = bh % H;
     const size_t qkv = b * T * 3 * H * D + h * D, out = b * T * H * D + h * D;
     FlashHead head = {
-        .T = T, .D = D, .scale = call->scale, .qkv_stride = 3 * H * D, .out_stride = H * D,
+        .T = T,
+        .D = D,
+        .scale = call->scale,
+        .qkv_stride = 3 * H * D,
+        .out_stride = H * D,
         .q = (const float *)call->qkv + qkv,
         .out = (float *)call->out + out,
         .lse = call->lse + bh * T,
@@ -115,14 +101,16 @@ static void flash_backward(const AttentionCall *call) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t unit = 0; unit < heads * blocks; unit++) {
         const FlashHead head = head_of(call, rows, unit % heads);
-        kernels->backward(&head, (blocks - 1 - unit / heads) * FLASH_BLOCK, 0, T, true, false, work_of(call, this_thread()));
+        kernels->backward(&head, (blocks - 1 - unit / heads) * FLASH_BLOCK, 0, T, true, false,
+                          work_of(call, this_thread()));
     }
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t unit = 0; unit < heads * blocks; unit++) {
         const FlashHead head = head_of(call, rows, unit % heads);
         const size_t keys = unit / heads * FLASH_BLOCK;
         for (size_t first = keys; first < T; first += FLASH_BLOCK)
-            kernels->backward(&head, first, keys, keys + FLASH_BLOCK, false, true, work_of(call, this_thread()));
+            kernels->backward(&head, first, keys, keys + FLASH_BLOCK, false, true,
+                              work_of(call, this_thread()));
     }
 }
 
@@ -131,17 +119,13 @@ static void flash_cached(const AttentionCall *call) {
     const size_t B = call->B, T = call->T, H = call->H, D = call->D, kv_stride = 2 * H * D;
     const float *qkv = call->qkv; /* (B, T, 3, H, D) */
 
-    for (size_t bt = 0; bt < B * T; bt++) {
-        float *slot =
-            (float *)call->kv_cache + (bt / T * call->cache_length + call->offset + bt % T) * kv_stride;
-        memcpy(slot, qkv + (bt * 3 + 1) * H * D, kv_stride * sizeof *slot); /* k and v lie side by side */
-    }
+    append_to_cache(call);
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t unit = 0; unit < B * H * T; unit++) {
         const size_t t = unit % T, h = unit / T % H, b = unit / T / H;
         const float *k = (const float *)call->kv_cache + b * call->cache_length * kv_stride + h * D;
-        kernels->query((float *)call->out + ((b * T + t) * H + h) * D, qkv + (b * T + t) * 3 * H * D + h * D, k,
-                       k + H * D, kv_stride, call->offset + t + 1, D, call->scale);
+        kernels->query((float *)call->out + ((b * T + t) * H + h) * D, qkv + (b * T + t) * 3 * H * D + h * D,
+                       k, k + H * D, kv_stride, call->offset + t + 1, D, call->scale);
     }
 }
 

@@ -115,13 +115,21 @@ INLINE void rows_by_vectors(Start start, const float *factor, float *c, size_t c
 
 /* The same for n lanes, a multiple of LANES. */
 INLINE void rows_by_lanes(Start start, const float *factor, float *c, size_t c_stride, const float *a,
-                          size_t a_row, size_t a_step, const float *b, size_t b_stride, size_t depth, size_t n) {
-    for (; n >= MAX_VECTORS * LANES; n -= MAX_VECTORS * LANES, b += MAX_VECTORS * LANES, c += MAX_VECTORS * LANES)
+                          size_t a_row, size_t a_step, const float *b, size_t b_stride, size_t depth,
+                          size_t n) {
+    for (; n >= MAX_VECTORS * LANES;
+         n -= MAX_VECTORS * LANES, b += MAX_VECTORS * LANES, c += MAX_VECTORS * LANES)
         rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, MAX_VECTORS);
     switch (n / LANES) {
-    case 3: rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 3); break;
-    case 2: rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 2); break;
-    case 1: rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 1); break;
+    case 3:
+        rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 3);
+        break;
+    case 2:
+        rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 2);
+        break;
+    case 1:
+        rows_by_vectors(start, factor, c, c_stride, a, a_row, a_step, b, b_stride, depth, 1);
+        break;
     }
 }
 
@@ -145,8 +153,7 @@ static void add_over_keys(const float *factor, float *x, const float *p, const f
         float *rows = x + m * stride;
         if (factor)
             rows_by_lanes(FROM_SCALED_C, factor + m, rows, stride, p + m, 1, TILE, v, stride, depth, stride);
-        else
-            rows_by_lanes(FROM_C, NULL, rows, stride, p + m, 1, TILE, v, stride, depth, stride);
+        else rows_by_lanes(FROM_C, NULL, rows, stride, p + m, 1, TILE, v, stride, depth, stride);
     }
 }
 
@@ -199,7 +206,8 @@ static void online_softmax(float *restrict s, size_t keys, float *restrict max, 
     float new_max[TILE], new_sum[TILE];
     for (size_t i = 0; i < TILE; i++) new_max[i] = max[i];
     for (size_t j = 0; j < keys; j++) {
-        for (size_t i = 0; i < TILE; i++) new_max[i] = s[j * TILE + i] > new_max[i] ? s[j * TILE + i] : new_max[i];
+        for (size_t i = 0; i < TILE; i++)
+            new_max[i] = s[j * TILE + i] > new_max[i] ? s[j * TILE + i] : new_max[i];
     }
     for (size_t i = 0; i < TILE; i++) {
         correction[i] = simd_expf(max[i] - new_max[i]);
@@ -219,14 +227,14 @@ static void online_softmax(float *restrict s, size_t keys, float *restrict max, 
 static void forward(const FlashHead *head, size_t first, float *work) {
     const size_t T = head->T, D = head->D, stride = padded(D);
     const size_t last = at_most(first + FLASH_BLOCK, T), panels = (last - first + TILE - 1) / TILE;
-    float *qt = work;                       /* (panels, D, TILE), times scale */
-    float *o = qt + FLASH_BLOCK * stride;   /* (panels * TILE, stride) */
-    float *k = o + FLASH_BLOCK * stride;    /* (TILE, stride) */
-    float *v = k + TILE * stride;           /* (TILE, stride) */
-    float *s = v + TILE * stride;           /* (TILE keys, TILE queries) */
-    float *max = s + TILE * TILE;           /* (panels * TILE) */
-    float *sum = max + FLASH_BLOCK;         /* (panels * TILE) */
-    float *correction = sum + FLASH_BLOCK;  /* (TILE) */
+    float *qt = work;                      /* (panels, D, TILE), times scale */
+    float *o = qt + FLASH_BLOCK * stride;  /* (panels * TILE, stride) */
+    float *k = o + FLASH_BLOCK * stride;   /* (TILE, stride) */
+    float *v = k + TILE * stride;          /* (TILE, stride) */
+    float *s = v + TILE * stride;          /* (TILE keys, TILE queries) */
+    float *max = s + TILE * TILE;          /* (panels * TILE) */
+    float *sum = max + FLASH_BLOCK;        /* (panels * TILE) */
+    float *correction = sum + FLASH_BLOCK; /* (TILE) */
 
     for (size_t p = 0; p < panels; p++) {
         const size_t q0 = first + p * TILE, queries = at_most(TILE, last - q0);
@@ -320,16 +328,17 @@ static void backward(const FlashHead *head, size_t first, size_t key_begin, size
     float *dq = d_out + FLASH_BLOCK * stride;   /* (panels * TILE, stride), without the scale */
     float *k = dq + FLASH_BLOCK * stride;       /* (TILE, stride), and so the next three */
     float *v = k + TILE * stride, *dk = v + TILE * stride, *dv = dk + TILE * stride;
-    float *s = dv + TILE * stride;    /* (TILE keys, TILE queries) */
-    float *dp = s + TILE * TILE;      /* (TILE keys, TILE queries) */
-    float *lse = dp + TILE * TILE;    /* (panels * TILE) */
-    float *delta = lse + FLASH_BLOCK; /* (panels * TILE) */
+    float *s = dv + TILE * stride;           /* (TILE keys, TILE queries) */
+    float *dp = s + TILE * TILE;             /* (TILE keys, TILE queries) */
+    float *lse = dp + TILE * TILE;           /* (panels * TILE) */
+    float *delta = lse + FLASH_BLOCK;        /* (panels * TILE) */
     float *correction = delta + FLASH_BLOCK; /* (panels * TILE) */
 
     for (size_t p = 0; p < panels; p++) {
         const size_t q0 = first + p * TILE, queries = at_most(TILE, last - q0), at = p * TILE * stride;
         pack_rows(q + at, head->q + q0 * head->qkv_stride, head->qkv_stride, queries, D, stride, head->scale);
-        pack_rows(d_out + at, head->d_out + q0 * head->out_stride, head->out_stride, queries, D, stride, 1.0f);
+        pack_rows(d_out + at, head->d_out + q0 * head->out_stride, head->out_stride, queries, D, stride,
+                  1.0f);
         transpose(qt + at, q + at, queries, D, stride);
         transpose(d_out_t + at, d_out + at, queries, D, stride);
     }
@@ -390,8 +399,8 @@ static void backward(const FlashHead *head, size_t first, size_t key_begin, size
 /* Takes the keys as they lie, in lanes of eight channels: each is read once, so nothing is packed. */
 typedef float Eight __attribute__((vector_size(8 * sizeof(float)), aligned(4), may_alias));
 
-static void query(float *out, const float *q, const float *k, const float *v, size_t stride, size_t n, size_t D,
-                  float scale) {
+static void query(float *out, const float *q, const float *k, const float *v, size_t stride, size_t n,
+                  size_t D, float scale) {
     float o[FLASH_MAX_D] = {0}, s[TILE], max = -INFINITY, sum = 0.0f;
     for (size_t j0 = 0; j0 < n; j0 += TILE) {
         const size_t keys = at_most(TILE, n - j0);

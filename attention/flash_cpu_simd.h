@@ -14,8 +14,8 @@ extern "C" {
 #endif
 
 enum {
-    FLASH_TILE = 64,   /* keys of a block, and queries of a panel: a (64, 64) tile of S is 16 KiB */
-    FLASH_PANELS = 4,  /* panels of a block of queries: keys and values are packed once for all of them */
+    FLASH_TILE = 64,  /* keys of a block, and queries of a panel: a (64, 64) tile of S is 16 KiB */
+    FLASH_PANELS = 4, /* panels of a block of queries: keys and values are packed once for all of them */
     FLASH_BLOCK = FLASH_TILE * FLASH_PANELS, /* queries of a block */
     FLASH_MAX_D = 256
 };
@@ -43,15 +43,16 @@ typedef struct FlashKernels {
     void (*backward)(const FlashHead *head, size_t first, size_t key_begin, size_t key_end, bool want_dq,
                      bool want_dkv, float *work);
     /* out (D) of one query against n >= 1 keys and values, rows `stride` floats apart. */
-    void (*query)(float *out, const float *q, const float *k, const float *v, size_t stride, size_t n, size_t D,
-                  float scale);
+    void (*query)(float *out, const float *q, const float *k, const float *v, size_t stride, size_t n,
+                  size_t D, float scale);
 } FlashKernels;
 
 /* Floats of `work` that a thread needs for either pass, a multiple of 16: per channel (rounded up to 16, the
  * widest vector) the five packed forms of a block's queries and four of a block's keys, two tiles, three numbers
  * for each query. Best aligned to 64 bytes. */
 static inline size_t flash_work_floats(size_t D) {
-    return (D + 15) / 16 * 16 * (5 * FLASH_BLOCK + 4 * FLASH_TILE) + 2 * FLASH_TILE * FLASH_TILE + 3 * FLASH_BLOCK;
+    return (D + 15) / 16 * 16 * (5 * FLASH_BLOCK + 4 * FLASH_TILE) + 2 * FLASH_TILE * FLASH_TILE +
+           3 * FLASH_BLOCK;
 }
 
 SIMD_DECLARE(FlashKernels, flash_kernels);

@@ -5,32 +5,13 @@
  *
  * Where there are at least as many heads as threads, each thread takes heads of its own and sgemm runs on
  * it alone; else the heads come one after the other and sgemm uses the whole team. */
-#include "attention.h"
+#include "cpu.h"
 
 #include "../sgemm.h"
 #include "../simd_math.h"
 
 #include <math.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-static size_t max_threads(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-static size_t this_thread(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 static bool heads_in_parallel(size_t B, size_t H) {
     return B * H >= max_threads();
@@ -116,9 +97,9 @@ static void naive_forward(const AttentionCall *call) {
     for (size_t bh = 0; bh < B * H; bh++) {
         const size_t b = bh / H, h = bh % H;
         const float *q = (const float *)call->qkv + b * T * qkv_stride + h * D; /* (T, D) */
-        const float *k = q + H * D, *v = k + H * D;                            /* (T, D) */
-        float *out = (float *)call->out + b * T * out_stride + h * D;          /* (T, D) */
-        float *p = call->training ? (float *)call->saved + bh * T * T          /* (T, T) */
+        const float *k = q + H * D, *v = k + H * D;                             /* (T, D) */
+        float *out = (float *)call->out + b * T * out_stride + h * D;           /* (T, D) */
+        float *p = call->training ? (float *)call->saved + bh * T * T           /* (T, T) */
                                   : (float *)call->scratch + this_thread() * T * T;
         float *lse = call->lse + bh * T; /* (T) */
 
@@ -173,12 +154,7 @@ static void naive_cached(const AttentionCall *call) {
     const size_t B = call->B, T = call->T, H = call->H, D = call->D;
     const size_t kv_stride = 2 * H * D;
 
-    for (size_t bt = 0; bt < B * T; bt++) {
-        const size_t b = bt / T, t = bt % T;
-        const float *k_new = (const float *)call->qkv + (bt * 3 + 1) * H * D; /* k, then v: (2, H, D) */
-        float *slot = (float *)call->kv_cache + (b * call->cache_length + call->offset + t) * kv_stride;
-        memcpy(slot, k_new, kv_stride * sizeof *slot);
-    }
+    append_to_cache(call);
 #pragma omp parallel for schedule(static)
     for (size_t bth = 0; bth < B * T * H; bth++) {
         const size_t bt = bth / H, h = bth % H, b = bt / T, last = call->offset + bt % T;

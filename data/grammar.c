@@ -24,9 +24,9 @@ typedef enum PartKind {
     PART_END,
     PART_TEXT,    /* bytes as they are */
     PART_ARTICLE, /* {a} and the space after it: "a " or "an ", by the letter that follows */
-    PART_DRAW,    /* {rule} and {x|y}: a row is told and forgotten */
+    PART_DRAW,    /* {rule}, {x|y}: a row is told and forgotten */
     PART_KEEP,    /* {name=rule}, {name=x|y}, {let name=rule}: a row is kept, and told unless silent */
-    PART_RECALL,  /* {name}, {name.column}: a column of the row kept under that name */
+    PART_RECALL,  /* {name}, {name.column}, {column}: a column of a row that was kept */
 } PartKind;
 
 typedef struct Part {
@@ -35,9 +35,9 @@ typedef struct Part {
     char *text; /* TEXT */
     size_t size;
     const Rule *rule; /* DRAW, KEEP; NULL in a KEEP that draws from the rule that `like`'s row came from */
-    int like;
-    int name;   /* KEEP, RECALL: index into Grammar.names */
-    int column; /* RECALL: index into Grammar.columns, or -1 for the first */
+    int like;         /* KEEP */
+    int name;         /* KEEP, RECALL: a number in Grammar.names */
+    int column;       /* RECALL: a number in Grammar.columns, or FIRST_COLUMN */
 } Part;
 
 typedef struct Row {
@@ -59,34 +59,40 @@ typedef struct Names {
 } Names;
 
 typedef struct Grammar {
-    Rule rules[RULE_COUNT]; /* in the order of grammar_rules */
-    Names names, columns;
-    int hero;
+    Rule rules[RULE_COUNT]; /* in the order of grammar_rules; the first is "story" */
+    Names names, columns;   /* what rows are kept under, and what columns are called */
 } Grammar;
+
+enum { HERO = 0, FIRST_COLUMN = -1, UNKNOWN = -1 }; /* "hero" is the first of the names */
+
+static Grammar grammar;
 
 /* ---- reading the tables ---- */
 
 /* A slot written with a capital names the same thing. */
 static bool same_name(const char *a, size_t a_size, const char *b, size_t b_size) {
-    return a_size == b_size && a_size > 0 && (a[0] | 0x20) == (b[0] | 0x20) && memcmp(a + 1, b + 1, a_size - 1) == 0;
+    if (a_size != b_size || a_size == 0) return false;
+    return (a[0] | 0x20) == (b[0] | 0x20) && memcmp(a + 1, b + 1, a_size - 1) == 0;
 }
 
 static int names_find(const Names *names, const char *text, size_t size) {
     for (int i = 0; i < names->count; i++)
         if (same_name(names->text[i], names->size[i], text, size)) return i;
-    return -1;
+    return UNKNOWN;
 }
 
 static int names_add(Names *names, const char *text, size_t size) {
     const int found = names_find(names, text, size);
-    if (found >= 0 || names->count == NAMES_MAX) return found;
+    if (found != UNKNOWN || names->count == NAMES_MAX) return found;
     names->text[names->count] = text, names->size[names->count] = size;
     return names->count++;
 }
 
-static const Rule *rule_find(const Grammar *grammar, const char *text, size_t size) {
-    for (size_t i = 0; i < RULE_COUNT; i++)
-        if (same_name(grammar_rules[i].name, strlen(grammar_rules[i].name), text, size)) return &grammar->rules[i];
+static const Rule *rule_find(const char *text, size_t size) {
+    for (size_t i = 0; i < RULE_COUNT; i++) {
+        const char *const name = grammar_rules[i].name;
+        if (same_name(name, strlen(name), text, size)) return &grammar.rules[i];
+    }
     return NULL;
 }
 
@@ -100,83 +106,84 @@ static const char *find_outside(const char *text, const char *end, const char *s
     return end;
 }
 
-static void rule_read(Grammar *grammar, Rule *rule, const char *text, const char *end);
+static void rule_read(Rule *rule, const char *text, const char *end);
 
 /* A slot, without its braces. */
-static Part slot_read(Grammar *grammar, const char *text, const char *end) {
-    Part part = {.kind = PART_DRAW, .column = -1, .capital = *text >= 'A' && *text <= 'Z'};
+static Part slot_read(const char *text, const char *end) {
+    Part part = {.kind = PART_DRAW, .capital = *text >= 'A' && *text <= 'Z'};
     const char *const equals = find_outside(text, end, "=|");
     if (equals < end && *equals == '=') {
         part.kind = PART_KEEP;
         part.silent = strncmp(text, "let ", 4) == 0;
         text += part.silent ? 4 : 0;
-        part.name = names_add(&grammar->names, text, (size_t)(equals - text));
+        part.name = names_add(&grammar.names, text, (size_t)(equals - text));
         text = equals + 1;
     }
     const size_t size = (size_t)(end - text);
     if (find_outside(text, end, "|") < end) {
-        Rule *rule = (Rule *)xcalloc(1, sizeof *rule);
+        if (part.kind == PART_DRAW) part.capital = false; /* that was the first letter of its first row */
+        Rule *const rule = (Rule *)xcalloc(1, sizeof *rule);
         rule->columns[0] = -1;
-        rule_read(grammar, rule, text, end);
+        rule_read(rule, text, end);
         part.rule = rule;
-        if (part.kind == PART_DRAW) part.capital = false; /* its first letter belongs to its first row */
+    } else if ((part.rule = rule_find(text, size)) != NULL) {
+        return part;
     } else if (part.kind == PART_KEEP) {
-        part.rule = rule_find(grammar, text, size);
-        part.like = part.rule ? -1 : names_add(&grammar->names, text, size);
+        part.like = names_add(&grammar.names, text, size);
     } else if (same_name(text, size, "a", 1)) {
         part.kind = PART_ARTICLE;
-    } else if ((part.rule = rule_find(grammar, text, size)) == NULL) {
+    } else {
         const char *const dot = find_outside(text, end, ".");
         part.kind = PART_RECALL;
-        part.column = names_find(&grammar->columns, text, size);
-        part.name = part.column >= 0 ? grammar->hero : names_add(&grammar->names, text, (size_t)(dot - text));
-        if (dot < end) part.column = names_find(&grammar->columns, dot + 1, (size_t)(end - dot - 1));
+        part.column = dot < end ? names_find(&grammar.columns, dot + 1, (size_t)(end - dot - 1))
+                                : names_find(&grammar.columns, text, size);
+        const bool of_hero = dot == end && part.column != UNKNOWN;
+        part.name = of_hero ? HERO : names_add(&grammar.names, text, (size_t)(dot - text));
     }
     return part;
 }
 
 /* Text, with its quotation marks. */
-static Part text_read(const char *text, size_t size) {
-    Part part = {.kind = PART_TEXT, .text = (char *)xmalloc(size), .size = size};
-    for (size_t i = 0; i < size; i++) part.text[i] = text[i] == '<' || text[i] == '>' ? '"' : text[i];
+static Part text_read(const char *text, const char *end) {
+    Part part = {.kind = PART_TEXT, .size = (size_t)(end - text)};
+    part.text = (char *)xmalloc(part.size);
+    for (size_t i = 0; i < part.size; i++) part.text[i] = text[i] == '<' || text[i] == '>' ? '"' : text[i];
     return part;
 }
 
 /* One column of a row: text and slots. */
-static const Part *parts_read(Grammar *grammar, const char *text, const char *end) {
+static const Part *parts_read(const char *text, const char *end) {
     size_t count = 0;
-    Part *parts = NULL;
+    Part *parts = (Part *)xmalloc(sizeof *parts);
     while (text < end) {
-        Part part;
+        parts = (Part *)xrealloc(parts, (count + 2) * sizeof *parts);
         const char *const brace = find_outside(text, end, "{");
         if (brace > text) {
-            part = text_read(text, (size_t)(brace - text));
+            parts[count++] = text_read(text, brace);
             text = brace;
-        } else {
-            const char *const closing = find_outside(text + 1, end, "}");
-            part = slot_read(grammar, text + 1, closing);
-            text = closing < end ? closing + 1 : end;
-            if (part.kind == PART_ARTICLE && text < end && *text == ' ') text++;
+            continue;
         }
-        parts = (Part *)xrealloc(parts, (count + 2) * sizeof *parts);
-        parts[count++] = part;
+        const char *const closing = find_outside(text + 1, end, "}");
+        parts[count] = slot_read(text + 1, closing);
+        text = closing < end ? closing + 1 : end;
+        if (parts[count++].kind == PART_ARTICLE && text < end && *text == ' ') text++;
     }
-    if (!parts) parts = (Part *)xmalloc(sizeof *parts);
     parts[count] = (Part){.kind = PART_END};
     return parts;
 }
 
 /* Rows are separated by |, their columns by /, and a row may begin with its weight and a space. */
-static void rule_read(Grammar *grammar, Rule *rule, const char *text, const char *end) {
+static void rule_read(Rule *rule, const char *text, const char *end) {
     for (;;) {
         const char *const row_end = find_outside(text, end, "|");
         Row row = {.weight = 0};
-        for (; *text >= '0' && *text <= '9'; text++) row.weight = 10 * row.weight + (uint64_t)(*text - '0');
-        if (row.weight > 0 && text < row_end) text++;
-        else if (row.weight == 0) row.weight = 1;
+        for (; text < row_end && *text >= '0' && *text <= '9'; text++)
+            row.weight = 10 * row.weight + (uint64_t)(*text - '0');
+        if (row.weight > 0 && text < row_end) text++; /* the space */
+        if (row.weight == 0) row.weight = 1;
         for (size_t i = 0; i < COLUMNS_MAX; i++) {
             const char *const column_end = find_outside(text, row_end, "/");
-            row.columns[i] = parts_read(grammar, text, column_end);
+            row.columns[i] = parts_read(text, column_end);
             if (column_end == row_end) break;
             text = column_end + 1;
         }
@@ -188,24 +195,22 @@ static void rule_read(Grammar *grammar, Rule *rule, const char *text, const char
     }
 }
 
-static Grammar tables;
-
 static void tables_read(void) {
-    tables.hero = names_add(&tables.names, "hero", 4);
-    for (size_t i = 0; i < RULE_COUNT; i++) { /* what the columns are called comes first: slots name them */
+    names_add(&grammar.names, "hero", 4);
+    for (size_t i = 0; i < RULE_COUNT; i++) { /* what columns are called comes first, since slots name them */
         const char *text = grammar_rules[i].columns;
         const char *const end = text + strlen(text);
         size_t count = 0;
         while (text < end && count + 1 < COLUMNS_MAX) {
             const char *const space = find_outside(text, end, " ");
-            tables.rules[i].columns[count++] = names_add(&tables.columns, text, (size_t)(space - text));
+            grammar.rules[i].columns[count++] = names_add(&grammar.columns, text, (size_t)(space - text));
             text = space < end ? space + 1 : end;
         }
-        tables.rules[i].columns[count] = -1;
+        grammar.rules[i].columns[count] = -1;
     }
     for (size_t i = 0; i < RULE_COUNT; i++) {
         const char *const rows = grammar_rules[i].rows;
-        rule_read(&tables, &tables.rules[i], rows, rows + strlen(rows));
+        rule_read(&grammar.rules[i], rows, rows + strlen(rows));
     }
 }
 
@@ -218,8 +223,8 @@ typedef struct Kept {
 typedef struct Teller {
     Rng rng;
     double log_p;
-    Kept kept[NAMES_MAX];
-    bool capital, article; /* what the next byte must be or follow */
+    Kept kept[NAMES_MAX];  /* by name */
+    bool capital, article; /* what the next text begins with, or comes after */
     Buffer *out;
 } Teller;
 
@@ -237,12 +242,12 @@ static void say(Teller *teller, const char *text, size_t size) {
     }
 }
 
-/* A row of the rule, but none that is kept under another name: two characters are never the same one. */
+/* A row of the rule, to be kept under `name`, if any: then none of those that are kept under other names. */
 static const Row *draw(Teller *teller, const Rule *rule, int name) {
     const Row *taken[NAMES_MAX];
     size_t taken_count = 0;
     uint64_t total = rule->total;
-    for (int i = 0; name >= 0 && i < tables.names.count; i++) {
+    for (int i = 0; name != UNKNOWN && i < grammar.names.count; i++) {
         if (i == name || teller->kept[i].rule != rule) continue;
         taken[taken_count++] = teller->kept[i].row;
         total -= teller->kept[i].row->weight;
@@ -250,9 +255,9 @@ static const Row *draw(Teller *teller, const Rule *rule, int name) {
     uint64_t at = rng_below(&teller->rng, total);
     const Row *row = rule->rows;
     for (;; row++) {
-        bool free = true;
-        for (size_t i = 0; i < taken_count; i++) free = free && taken[i] != row;
-        if (!free) continue;
+        bool is_taken = false;
+        for (size_t i = 0; i < taken_count; i++) is_taken = is_taken || taken[i] == row;
+        if (is_taken) continue;
         if (at < row->weight) break;
         at -= row->weight;
     }
@@ -262,7 +267,7 @@ static const Row *draw(Teller *teller, const Rule *rule, int name) {
 
 static const Part *column_of(const Kept *kept, int column) {
     size_t i = 0;
-    if (column >= 0)
+    if (column != FIRST_COLUMN)
         while (kept->rule->columns[i++] != column) {}
     return kept->row->columns[i];
 }
@@ -271,9 +276,15 @@ static void tell(Teller *teller, const Part *part) {
     for (; part->kind != PART_END; part++) {
         teller->capital = teller->capital || part->capital;
         switch (part->kind) {
-        case PART_TEXT: say(teller, part->text, part->size); break;
-        case PART_ARTICLE: teller->article = true; break;
-        case PART_DRAW: tell(teller, draw(teller, part->rule, -1)->columns[0]); break;
+        case PART_TEXT:
+            say(teller, part->text, part->size);
+            break;
+        case PART_ARTICLE:
+            teller->article = true;
+            break;
+        case PART_DRAW:
+            tell(teller, draw(teller, part->rule, UNKNOWN)->columns[0]);
+            break;
         case PART_KEEP: {
             const Rule *const rule = part->rule ? part->rule : teller->kept[part->like].rule;
             const Row *const row = draw(teller, rule, part->name);
@@ -281,8 +292,11 @@ static void tell(Teller *teller, const Part *part) {
             if (!part->silent) tell(teller, row->columns[0]);
             break;
         }
-        case PART_RECALL: tell(teller, column_of(&teller->kept[part->name], part->column)); break;
-        case PART_END: break;
+        case PART_RECALL:
+            tell(teller, column_of(&teller->kept[part->name], part->column));
+            break;
+        case PART_END:
+            break;
         }
     }
 }
@@ -304,11 +318,11 @@ double grammar_story(uint64_t seed, bool heldout, uint64_t number, Buffer *out) 
 
     const size_t start = out->size;
     Teller teller = {.rng = rng_start(seed, number), .out = out};
-    do {
+    do { /* all draws of one number come from one stream: each side takes the first that falls on it */
         out->size = start;
         teller.log_p = 0;
         memset(teller.kept, 0, sizeof teller.kept);
-        tell(&teller, draw(&teller, &tables.rules[0], -1)->columns[0]);
+        tell(&teller, draw(&teller, &grammar.rules[0], UNKNOWN)->columns[0]);
     } while (grammar_is_heldout(out->data + start, out->size - start) != heldout);
     return teller.log_p + (heldout ? log(HELDOUT_ONE_IN) : log(HELDOUT_ONE_IN / (HELDOUT_ONE_IN - 1.0)));
 }

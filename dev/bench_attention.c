@@ -55,22 +55,26 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
         const char *flag;
         size_t *number;
         const char **text;
-    } flags[] = {{"--batch", &s->batch, NULL},       {"--heads", &s->heads, NULL},     {"--dim", &s->dim, NULL},
-                 {"--threads", &s->threads, NULL},   {"--min", &s->min, NULL},         {"--max", &s->max, NULL},
-                 {"--training", &s->training, NULL}, {"--backends", NULL, &s->backends}, {"--json", NULL, &s->json},
-                 {"--one", NULL, &s->one}};
+    } flags[] = {{"--batch", &s->batch, NULL},       {"--heads", &s->heads, NULL},
+                 {"--dim", &s->dim, NULL},           {"--threads", &s->threads, NULL},
+                 {"--min", &s->min, NULL},           {"--max", &s->max, NULL},
+                 {"--training", &s->training, NULL}, {"--backends", NULL, &s->backends},
+                 {"--json", NULL, &s->json},         {"--one", NULL, &s->one}};
     for (int i = 1; i < argc; i += 2) {
         size_t f = 0;
         while (f < sizeof flags / sizeof *flags && strcmp(argv[i], flags[f].flag) != 0) f++;
         if (f == sizeof flags / sizeof *flags)
-            return error_set(err, "unknown flag \"%s\"; there are --batch --heads --dim --threads --min --max "
-                                  "--backends --json", argv[i]);
+            return error_set(err,
+                             "unknown flag \"%s\"; there are --batch --heads --dim --threads --min --max "
+                             "--backends --json",
+                             argv[i]);
         if (i + 1 == argc) return error_set(err, "%s takes a value", argv[i]);
         if (flags[f].text) *flags[f].text = argv[i + 1];
         else if (!parse_size(argv[i], argv[i + 1], flags[f].number, err)) return false;
     }
     if (s->batch == 0 || s->heads == 0 || s->dim == 0 || s->min == 0 || s->max < s->min)
-        return error_set(err, "--batch, --heads, --dim and --min must be at least 1, and --max at least --min");
+        return error_set(err,
+                         "--batch, --heads, --dim and --min must be at least 1, and --max at least --min");
     return true;
 }
 
@@ -146,21 +150,33 @@ static bool measure(const Settings *s, Result *result, Error *err) {
     const Attention *attention = attention_find(s->one, "cpu", &shape, err);
     if (!attention) return false;
 
-    size_t n, bytes; /* of out; qkv and d_qkv are three of it, out and d_out one */
     const size_t saved = attention->saved_bytes(&shape), scratch = attention->scratch_bytes(&shape);
+    const double bytes = 8.0 * sizeof(float) * (double)B * (double)T * (double)H * (double)D + (double)saved +
+                         (double)scratch; /* qkv, d_qkv, out, d_out: 3 + 3 + 1 + 1 */
     const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    if (!size_mul(B * H, T, &n) || !size_mul(n, D, &n) || !size_mul(n, 8 * sizeof(float), &bytes) ||
-        !size_add(bytes, saved, &bytes) || !size_add(bytes, scratch, &bytes) || (double)bytes > 0.9 * memory)
-        return error_set(err, "does not fit: needs %.1f GiB, the machine has %.1f", (double)bytes / 0x1p30,
+    if (bytes > 0.9 * memory)
+        return error_set(err, "does not fit: needs %.1f GiB, the machine has %.1f", bytes / 0x1p30,
                          memory / 0x1p30);
 
+    const size_t n = B * T * H * D;
     Rng rng = rng_start(2, T);
-    float *qkv = filled(3 * n, true, &rng), *out = filled(n, false, NULL), *lse = filled(B * H * T, false, NULL);
-    float *d_out = training ? filled(n, true, &rng) : NULL, *d_qkv = training ? filled(3 * n, false, NULL) : NULL;
-    const AttentionCall call = {.B = B, .T = T, .H = H, .D = D, .scale = 1.0f / sqrtf((float)D),
-                                .training = training, .qkv = qkv, .out = out, .lse = lse,
-                                .saved = saved ? xmalloc(saved) : NULL, .scratch = scratch ? xmalloc(scratch) : NULL,
-                                .d_out = d_out, .d_qkv = d_qkv};
+    float *qkv = filled(3 * n, true, &rng), *out = filled(n, false, NULL),
+          *lse = filled(B * H * T, false, NULL);
+    float *d_out = training ? filled(n, true, &rng) : NULL,
+          *d_qkv = training ? filled(3 * n, false, NULL) : NULL;
+    const AttentionCall call = {.B = B,
+                                .T = T,
+                                .H = H,
+                                .D = D,
+                                .scale = 1.0f / sqrtf((float)D),
+                                .training = training,
+                                .qkv = qkv,
+                                .out = out,
+                                .lse = lse,
+                                .saved = saved ? xmalloc(saved) : NULL,
+                                .scratch = scratch ? xmalloc(scratch) : NULL,
+                                .d_out = d_out,
+                                .d_qkv = d_qkv};
     double times[MAX_TIMES];
     size_t count = 0;
     attention->forward(&call);
@@ -179,15 +195,15 @@ static bool measure(const Settings *s, Result *result, Error *err) {
 }
 
 /* The same in a process of its own, which prints the result, or the reason why there is none. */
-static bool measure_apart(const char *program, const Settings *s, const char *backend, size_t T, bool training,
-                          Result *result, Error *err) {
+static bool measure_apart(const char *program, const Settings *s, const char *backend, size_t T,
+                          bool training, Result *result, Error *err) {
     char numbers[5][32];
     const size_t values[5] = {s->batch, s->heads, s->dim, s->threads, T};
     for (int i = 0; i < 5; i++) snprintf(numbers[i], sizeof numbers[i], "%zu", values[i]);
-    const char *const arguments[] = {program,      "--batch",  numbers[0],   "--heads",  numbers[1],
-                                     "--dim",      numbers[2], "--threads",  numbers[3], "--min",
-                                     numbers[4],   "--max",    numbers[4],   "--one",    backend,
-                                     "--training", training ? "1" : "0", NULL};
+    const char *const arguments[] = {
+        program,    "--batch",   numbers[0], "--heads",    numbers[1],           "--dim",
+        numbers[2], "--threads", numbers[3], "--min",      numbers[4],           "--max",
+        numbers[4], "--one",     backend,    "--training", training ? "1" : "0", NULL};
     int ends[2];
     if (pipe(ends) != 0) return error_set(err, "cannot make a pipe: %s", strerror(errno));
     const pid_t child = fork();
@@ -215,7 +231,8 @@ static bool measure_apart(const char *program, const Settings *s, const char *ba
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     if (WIFSIGNALED(status)) return error_set(err, "ended by signal %d", WTERMSIG(status));
-    if (sscanf(text, "%lf %zu %zu", &result->ms, &result->attention_bytes, &result->peak_bytes) == 3) return true;
+    if (sscanf(text, "%lf %zu %zu", &result->ms, &result->attention_bytes, &result->peak_bytes) == 3)
+        return true;
     return error_set(err, "%s", text[0] ? text : "no result");
 }
 
@@ -241,8 +258,8 @@ static bool run_all(const char *program, const Settings *s, json_t *rows, Error 
                                      (double)T * (double)T;
                 Result result;
                 Error reason;
-                json_t *row = json_pack("{s:s, s:I, s:s, s:f}", "backend", backend, "T", (json_int_t)T, "pass", pass,
-                                        "sgemm_gflops", 1e-9 * sgemm_rate);
+                json_t *row = json_pack("{s:s, s:I, s:s, s:f}", "backend", backend, "T", (json_int_t)T,
+                                        "pass", pass, "sgemm_gflops", 1e-9 * sgemm_rate);
                 json_array_append_new(rows, row);
                 if (measure_apart(program, s, backend, T, training, &result, &reason)) {
                     const double rate = flops / (1e-3 * result.ms);
@@ -252,7 +269,8 @@ static bool run_all(const char *program, const Settings *s, json_t *rows, Error 
                     json_object_set_new(row, "ms", json_real(result.ms));
                     json_object_set_new(row, "gflops", json_real(1e-9 * rate));
                     json_object_set_new(row, "of_sgemm", json_real(rate / sgemm_rate));
-                    json_object_set_new(row, "attention_bytes", json_integer((json_int_t)result.attention_bytes));
+                    json_object_set_new(row, "attention_bytes",
+                                        json_integer((json_int_t)result.attention_bytes));
                     json_object_set_new(row, "peak_bytes", json_integer((json_int_t)result.peak_bytes));
                 } else {
                     printf("%-8s %7zu %-8s %s\n", backend, T, pass, reason.text);
@@ -267,8 +285,8 @@ static bool run_all(const char *program, const Settings *s, json_t *rows, Error 
 
 static bool write_json(const Settings *s, json_t *rows, Error *err) {
     json_t *all = json_pack("{s:I, s:I, s:I, s:I, s:s, s:s, s:O}", "B", (json_int_t)s->batch, "H",
-                            (json_int_t)s->heads, "D", (json_int_t)s->dim, "threads", (json_int_t)s->threads, "simd",
-                            simd_name(simd_level()), "sgemm", sgemm_library(), "rows", rows);
+                            (json_int_t)s->heads, "D", (json_int_t)s->dim, "threads", (json_int_t)s->threads,
+                            "simd", simd_name(simd_level()), "sgemm", sgemm_library(), "rows", rows);
     char *text = json_dumps(all, JSON_INDENT(2));
     const bool written = text && file_replace(s->json, text, strlen(text), err);
     free(text);
@@ -291,7 +309,8 @@ int main(int argc, char **argv) {
 #endif
     if (s.one) {
         Result result = {0};
-        if (measure(&s, &result, &err)) printf("%.6f %zu %zu\n", result.ms, result.attention_bytes, result.peak_bytes);
+        if (measure(&s, &result, &err))
+            printf("%.6f %zu %zu\n", result.ms, result.attention_bytes, result.peak_bytes);
         else printf("%s", err.text);
         return EXIT_DONE;
     }

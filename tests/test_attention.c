@@ -70,48 +70,48 @@ static void release(Guarded g) {
 /* ---- attention, plainly: in float64 it is the reference, in float what plain fp32 costs ----
  * For one head. All arrays (T, D) with rows `stride` elements apart, the lse (T). The sums run over rows, so
  * that the compiler can vectorise them; those over channels go down from the last channel if `down`. */
-#define DEFINE_PLAIN(name, real, real_exp, real_log)                                                            \
-    static void name(bool down, size_t T, size_t D, real scale, const float *q, const float *k,                \
-                     const float *v, const float *d_out, size_t qkv_stride, size_t out_stride, real *out, real *lse, real *dq, \
-                     real *dk, real *dv) {                                                                      \
-        real *kt = xmalloc(T * D * sizeof(real)), *vt = xmalloc(T * D * sizeof(real)); /* (D, T) */            \
-        real *p = xmalloc(T * sizeof(real)), *ds = xmalloc(T * sizeof(real));                                   \
-        for (size_t j = 0; j < T; j++) {                                                                        \
-            for (size_t d = 0; d < D; d++) {                                                                    \
-                kt[d * T + j] = k[j * qkv_stride + d], vt[d * T + j] = v[j * qkv_stride + d];                   \
-                out[j * D + d] = dq[j * D + d] = dk[j * D + d] = dv[j * D + d] = 0;                             \
-            }                                                                                                   \
-        }                                                                                                       \
-        for (size_t i = 0; i < T; i++) {                                                                        \
-            const float *qi = q + i * qkv_stride, *d_out_i = d_out + i * out_stride;                            \
-            real max = -INFINITY, sum = 0, delta = 0;                                                           \
-            for (size_t j = 0; j <= i; j++) p[j] = ds[j] = 0;                                                   \
-            for (size_t n = 0; n < D; n++) {                                                                    \
-                const size_t d = down ? D - 1 - n : n;                                                          \
-                for (size_t j = 0; j <= i; j++) p[j] += (real)qi[d] * kt[d * T + j];                            \
-                for (size_t j = 0; j <= i; j++) ds[j] += (real)d_out_i[d] * vt[d * T + j];                      \
-            }                                                                                                   \
-            for (size_t j = 0; j <= i; j++) p[j] *= scale, max = p[j] > max ? p[j] : max;                       \
-            for (size_t j = 0; j <= i; j++) p[j] = real_exp(p[j] - max), sum += p[j];                           \
-            lse[i] = max + real_log(sum);                                                                       \
-            for (size_t j = 0; j <= i; j++) {                                                                   \
-                p[j] /= sum;                                                                                    \
-                for (size_t d = 0; d < D; d++) out[i * D + d] += p[j] * (real)v[j * qkv_stride + d];            \
-            }                                                                                                   \
-            for (size_t n = 0; n < D; n++) {                                                                    \
-                const size_t d = down ? n : D - 1 - n;                                                          \
-                delta += (real)d_out_i[d] * out[i * D + d];                                                     \
-            }                                                                                                   \
-            for (size_t j = 0; j <= i; j++) {                                                                   \
-                ds[j] = p[j] * (ds[j] - delta);                                                                 \
-                for (size_t d = 0; d < D; d++) {                                                                \
-                    dv[j * D + d] += p[j] * (real)d_out_i[d];                                                   \
-                    dk[j * D + d] += scale * ds[j] * (real)qi[d];                                               \
-                    dq[i * D + d] += scale * ds[j] * (real)k[j * qkv_stride + d];                               \
-                }                                                                                               \
-            }                                                                                                   \
-        }                                                                                                       \
-        free(kt), free(vt), free(p), free(ds);                                                                  \
+#define DEFINE_PLAIN(name, real, real_exp, real_log)                                                      \
+    static void name(bool down, size_t T, size_t D, real scale, const float *q, const float *k,           \
+                     const float *v, const float *d_out, size_t qkv_stride, size_t out_stride, real *out, \
+                     real *lse, real *dq, real *dk, real *dv) {                                           \
+        real *kt = xmalloc(T * D * sizeof(real)), *vt = xmalloc(T * D * sizeof(real)); /* (D, T) */       \
+        real *p = xmalloc(T * sizeof(real)), *ds = xmalloc(T * sizeof(real));                             \
+        for (size_t j = 0; j < T; j++) {                                                                  \
+            for (size_t d = 0; d < D; d++) {                                                              \
+                kt[d * T + j] = k[j * qkv_stride + d], vt[d * T + j] = v[j * qkv_stride + d];             \
+                out[j * D + d] = dq[j * D + d] = dk[j * D + d] = dv[j * D + d] = 0;                       \
+            }                                                                                             \
+        }                                                                                                 \
+        for (size_t i = 0; i < T; i++) {                                                                  \
+            const float *qi = q + i * qkv_stride, *d_out_i = d_out + i * out_stride;                      \
+            real max = -INFINITY, sum = 0, delta = 0;                                                     \
+            for (size_t j = 0; j <= i; j++) p[j] = ds[j] = 0;                                             \
+            for (size_t n = 0; n < D; n++) {                                                              \
+                const size_t d = down ? D - 1 - n : n;                                                    \
+                for (size_t j = 0; j <= i; j++) p[j] += (real)qi[d] * kt[d * T + j];                      \
+                for (size_t j = 0; j <= i; j++) ds[j] += (real)d_out_i[d] * vt[d * T + j];                \
+            }                                                                                             \
+            for (size_t j = 0; j <= i; j++) p[j] *= scale, max = p[j] > max ? p[j] : max;                 \
+            for (size_t j = 0; j <= i; j++) p[j] = real_exp(p[j] - max), sum += p[j];                     \
+            lse[i] = max + real_log(sum);                                                                 \
+            for (size_t j = 0; j <= i; j++) {                                                             \
+                p[j] /= sum;                                                                              \
+                for (size_t d = 0; d < D; d++) out[i * D + d] += p[j] * (real)v[j * qkv_stride + d];      \
+            }                                                                                             \
+            for (size_t n = 0; n < D; n++) {                                                              \
+                const size_t d = down ? n : D - 1 - n;                                                    \
+                delta += (real)d_out_i[d] * out[i * D + d];                                               \
+            }                                                                                             \
+            for (size_t j = 0; j <= i; j++) {                                                             \
+                ds[j] = p[j] * (ds[j] - delta);                                                           \
+                for (size_t d = 0; d < D; d++) {                                                          \
+                    dv[j * D + d] += p[j] * (real)d_out_i[d];                                             \
+                    dk[j * D + d] += scale * ds[j] * (real)qi[d];                                         \
+                    dq[i * D + d] += scale * ds[j] * (real)k[j * qkv_stride + d];                         \
+                }                                                                                         \
+            }                                                                                             \
+        }                                                                                                 \
+        free(kt), free(vt), free(p), free(ds);                                                            \
     }
 DEFINE_PLAIN(plain_double, double, exp, log)
 DEFINE_PLAIN(plain_float, float, expf, logf)
@@ -175,7 +175,8 @@ static Case case_make(size_t B, size_t T, size_t H, size_t D, bool large, bool w
             double magnitude = fabs(c.lse[bh * T + i]);
             for (size_t j = 0; large && j <= i; j++) {
                 double terms = 0;
-                for (size_t d = 0; d < D; d++) terms += fabs((double)q[i * stride + d] * (double)k[j * stride + d]);
+                for (size_t d = 0; d < D; d++)
+                    terms += fabs((double)q[i * stride + d] * (double)k[j * stride + d]);
                 magnitude = fmax(magnitude, (double)c.scale * terms);
             }
             c.lse_allowed[bh * T + i] = 1e-5 + 4 * ulp(magnitude);
@@ -212,13 +213,24 @@ typedef struct Run {
 } Run;
 
 static AttentionShape shape_of(const Case *c, bool training) {
-    return (AttentionShape){.B = c->B, .T = c->T, .H = c->H, .D = c->D, .training = training, .deterministic = true};
+    return (AttentionShape){
+        .B = c->B, .T = c->T, .H = c->H, .D = c->D, .training = training, .deterministic = true};
 }
 
 static AttentionCall call_of(const Case *c, const Run *run, bool training) {
-    return (AttentionCall){.B = c->B, .T = c->T, .H = c->H, .D = c->D, .scale = c->scale, .deterministic = true,
-                           .training = training, .qkv = c->qkv.data, .out = run->out.data, .lse = run->lse.data,
-                           .saved = run->saved.data, .scratch = run->scratch.data, .d_out = c->d_out.data,
+    return (AttentionCall){.B = c->B,
+                           .T = c->T,
+                           .H = c->H,
+                           .D = c->D,
+                           .scale = c->scale,
+                           .deterministic = true,
+                           .training = training,
+                           .qkv = c->qkv.data,
+                           .out = run->out.data,
+                           .lse = run->lse.data,
+                           .saved = run->saved.data,
+                           .scratch = run->scratch.data,
+                           .d_out = c->d_out.data,
                            .d_qkv = run->d_qkv.data};
 }
 
@@ -255,7 +267,8 @@ static double error_of(const Case *c, const Run *run, int r) {
         size_t stride;
         const float *ours = result_of(c, run, r, bh, &stride);
         for (size_t i = 0; i < c->T * c->D; i++) {
-            const double e = fabs((double)ours[i / c->D * stride + i % c->D] - c->reference[r][bh * c->T * c->D + i]);
+            const double e = fabs((double)ours[i / c->D * stride + i % c->D] -
+                                  c->reference[r][bh * c->T * c->D + i]);
             if (!(e <= error)) error = e;
             if (isnan(e)) return e;
         }
@@ -313,14 +326,16 @@ TEST(every_length_to_260) {
 TEST(every_head_size) {
     static const size_t lengths[] = {1, 16, 63, 64, 65, 128, 300};
     for (size_t i = 0; i < N_CHANNELS; i++) {
-        for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) check_case(1, lengths[j], 3, channels[i], false);
+        for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++)
+            check_case(1, lengths[j], 3, channels[i], false);
     }
 }
 
 TEST(long_sequences) {
     static const struct {
         size_t T, D;
-    } cases[] = {{511, 64}, {512, 32}, {513, 128}, {777, 64}, {1023, 16}, {1024, 64}, {1025, 24}, {2047, 32}, {4097, 8}};
+    } cases[] = {{511, 64},  {512, 32},  {513, 128}, {777, 64}, {1023, 16},
+                 {1024, 64}, {1025, 24}, {2047, 32}, {4097, 8}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(1, cases[i].T, 1, cases[i].D, false);
 }
 
@@ -395,9 +410,17 @@ static void check_cached(const Attention *attention, const Case *c, const size_t
         const size_t n = wanted < T - offset ? wanted : T - offset;
         Guarded qkv = guarded(B * n * 3 * HD), out = guarded(B * n * HD);
         for (size_t b = 0; b < B; b++)
-            memcpy(qkv.data + b * n * 3 * HD, c->qkv.data + (b * T + offset) * 3 * HD, n * 3 * HD * sizeof(float));
-        const AttentionCall call = {.B = B, .T = n, .H = c->H, .D = c->D, .scale = c->scale, .qkv = qkv.data,
-                                    .out = out.data, .offset = offset, .kv_cache = cache.data,
+            memcpy(qkv.data + b * n * 3 * HD, c->qkv.data + (b * T + offset) * 3 * HD,
+                   n * 3 * HD * sizeof(float));
+        const AttentionCall call = {.B = B,
+                                    .T = n,
+                                    .H = c->H,
+                                    .D = c->D,
+                                    .scale = c->scale,
+                                    .qkv = qkv.data,
+                                    .out = out.data,
+                                    .offset = offset,
+                                    .kv_cache = cache.data,
                                     .cache_length = cache_length};
         attention->cached(&call);
         for (size_t b = 0; b < B; b++)
@@ -408,8 +431,8 @@ static void check_cached(const Attention *attention, const Case *c, const size_t
         for (size_t b = 0; b < B; b++) CHECK(still_guard(cache.data + (b * cache_length + offset) * 2 * HD));
     }
     const double error = error_of(c, &run, OUT);
-    CHECK_MSG(error <= c->allowed[OUT], "%s (%s) cached, T %zu D %zu: out is off by %g, allowed %g", attention->name,
-              simd_name(simd_level()), T, c->D, error, c->allowed[OUT]);
+    CHECK_MSG(error <= c->allowed[OUT], "%s (%s) cached, T %zu D %zu: out is off by %g, allowed %g",
+              attention->name, simd_name(simd_level()), T, c->D, error, c->allowed[OUT]);
     release(run.out), release(cache);
 }
 

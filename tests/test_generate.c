@@ -227,10 +227,10 @@ static void collect(void *user, size_t sequence, uint32_t token) {
 static const uint32_t no_end = UINT32_MAX; /* no token: texts go on to their full length */
 
 /* Holds one text to the rule of generate.h, written here a second time: a window that grows to ctx tokens,
- * then begins again with the newest ctx / 2. At temperature 0 each token is the likeliest after a plain forward
- * pass over its window. The two passes round differently: sums of up to 64 terms in some ten stages of two
- * layers, 640 u = 4e-5 of the logits' size at most; twice that is allowed. Returns in how many places a window
- * one shorter would have given another token. */
+ * then begins again with the newest ctx / 2. At temperature 0 each token is the likeliest after a plain
+ * forward pass over its window. The two passes round differently: sums of up to 64 terms in some ten stages
+ * of two layers, 640 u = 4e-5 of the logits' size at most; twice that is allowed. Returns in how many places
+ * a window one shorter would have given another token. */
 static size_t check_windows(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, const uint32_t *text,
                             size_t text_tokens) {
     const GptConfig *config = &gpt_setup(gpt)->config;

@@ -225,7 +225,9 @@ static struct {
     double log_p;
 } parse;
 
-static bool is_vowel(char c) { return c && strchr("aeiouAEIOU", c) != NULL; }
+static bool is_vowel(char c) {
+    return c && strchr("aeiouAEIOU", c) != NULL;
+}
 
 static bool begins(const char *at, const char *literal, bool capital) {
     return *at == (capital ? (char)toupper((unsigned char)*literal) : *literal);
@@ -250,7 +252,7 @@ static void match_draw(const Item *item, const Rest *rest, const char *at, bool 
     for (int i = 0; i < rule->count; i++) {
         const Item *const first = rule->rows[i].columns[0];
         if (taken[i]) continue;
-        if (!item->quiet && first->kind == LITERAL && !begins(at, first->literal, capital_row)) continue; /* most rows end here */
+        if (!item->quiet && first->kind == LITERAL && !begins(at, first->literal, capital_row)) continue;
         if (item->name >= 0) parse.rule[item->name] = rule, parse.row[item->name] = i;
         parse.chain[parse.length++] = (Choice){rule, i, total == rule->total};
         const double log_row = log_p + log(rule->rows[i].weight / total);
@@ -291,8 +293,9 @@ static void match(const Item *item, const Rest *rest, const char *at, bool capit
             const Rule *const rule = parse.rule[item->name];
             const int column = rule ? column_number(rule->columns, item->column) : -1;
             if (column < 0) return;
+            const Item *const again = rule->rows[parse.row[item->name]].columns[column];
             const Rest here = {item + 1, rest};
-            match(rule->rows[parse.row[item->name]].columns[column], &here, at, capital || item->capital, log_p);
+            match(again, &here, at, capital || item->capital, log_p);
             return;
         }
     }
@@ -317,14 +320,16 @@ static const char *complaint(const char *text) {
         if ((unsigned char)*at >= 0x80 || (*at < ' ' && *at != '\n')) return "a byte that is no plain letter";
         if (*at == '"') quotes++;
         if (*at == ' ' && (next == ' ' || next == '\n' || next == '\0')) return "a space too many";
-        if (strchr(",.!?", *at) && (before == ' ' || !(next == ' ' || next == '\n' || next == '"' || next == '\0')))
+        if (strchr(",.!?", *at) &&
+            (before == ' ' || !(next == ' ' || next == '\n' || next == '"' || next == '\0')))
             return "punctuation in the wrong place";
         if (*at == '\n' || next == '\0') {
             if (quotes % 2) return "quotation marks that do not close";
             if (!strchr(".!?\"", *at == '\n' ? before : *at)) return "a paragraph that does not end";
-            if (*at == '\n' && !isupper((unsigned char)(next == '"' ? at[2] : next))) return "a paragraph without a capital";
+            if (*at == '\n' && !isupper((unsigned char)(next == '"' ? at[2] : next)))
+                return "a paragraph without a capital";
         }
-        if (strchr(".!?", *at) && next == ' ' && strncmp(at - 2, "Mr.", 3) != 0 && at[2] != '"' && !isupper((unsigned char)at[2]))
+        if (strchr(".!?", *at) && next == ' ' && at[2] != '"' && !isupper((unsigned char)at[2]))
             return "a sentence without a capital";
         if (!isalpha((unsigned char)before) && tolower((unsigned char)*at) == 'a') {
             if (next == ' ' && is_vowel(at[2])) return "a before a vowel";
@@ -352,7 +357,8 @@ typedef struct Side {
 
 static Side training, heldout;
 
-static uint64_t text_hash(const char *text) { /* FNV-1a, so that this is not the hash that divides the sides */
+/* FNV-1a: not the hash that divides the sides. */
+static uint64_t text_hash(const char *text) {
     uint64_t hash = 0xCBF29CE484222325u;
     for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
     return hash;
@@ -391,7 +397,8 @@ static void read_side(Side *side, bool is_heldout, size_t count) {
         if (chains > 1) side->ambiguous++, note(side, "told in more ways than one", story);
         if (chains != 1) continue;
         const double expected = parse.log_p + (is_heldout ? log(20.0) : log(20.0 / 19.0));
-        if (!(fabs(log_p - expected) <= 1e-9 * fabs(expected))) side->improbable++, note(side, "another probability", story);
+        if (!(fabs(log_p - expected) <= 1e-9 * fabs(expected)))
+            side->improbable++, note(side, "another probability", story);
         for (int i = 0; i < parse.found_length; i++)
             if (parse.found[i].free) parse.found[i].rule->rows[parse.found[i].row].drawn++;
     }
@@ -414,10 +421,11 @@ TEST(tables_are_sound) {
         CHECK_MSG(rule_named(name) == &named[i], "two rules are called %s", name);
         CHECK_MSG(!is_column(name), "%s is a rule and a column", name);
         int columns = 1;
-        for (const char *at = grammar_rules[i].columns; *at; at++) columns += at == grammar_rules[i].columns || at[-1] == ' ';
+        if (*grammar_rules[i].columns) columns++;
+        for (const char *at = grammar_rules[i].columns; *at; at++) columns += *at == ' ';
         for (int row = 0; row < named[i].count; row++)
-            CHECK_MSG(named[i].rows[row].column_count == columns, "row %d of %s has %d columns, not %d", row, name,
-                      named[i].rows[row].column_count, columns);
+            CHECK_MSG(named[i].rows[row].column_count == columns, "row %d of %s has %d columns, not %d", row,
+                      name, named[i].rows[row].column_count, columns);
     }
     for (int i = 0; i < name_count; i++) {
         CHECK_MSG(!rule_named(names[i]), "%s is a rule and a name that a row is kept under", names[i]);
@@ -448,18 +456,21 @@ TEST(choices_are_read_back) {
     read_stories();
     for (int i = 0; i < 2; i++) {
         const Side *const side = i ? &heldout : &training;
-        CHECK_MSG(side->unread + side->ambiguous + side->improbable == 0,
-                  "of %zu stories %zu were not read, %zu read in two ways, %zu had another probability\n    %s",
-                  side->count, side->unread, side->ambiguous, side->improbable, side->example);
+        CHECK_MSG(
+            side->unread + side->ambiguous + side->improbable == 0,
+            "of %zu stories %zu were not read, %zu read in two ways, %zu had another probability\n    %s",
+            side->count, side->unread, side->ambiguous, side->improbable, side->example);
     }
 }
 
 TEST(english) {
     read_stories();
-    CHECK_MSG(training.unenglish == 0, "%zu of %zu stories: %s", training.unenglish, training.count, training.example);
-    CHECK_MSG(heldout.unenglish == 0, "%zu of %zu stories: %s", heldout.unenglish, heldout.count, heldout.example);
-    CHECK_MSG(training.shortest >= 400 && training.longest <= 1200, "%zu to %zu bytes a story", training.shortest,
-              training.longest);
+    CHECK_MSG(training.unenglish == 0, "%zu of %zu stories: %s", training.unenglish, training.count,
+              training.example);
+    CHECK_MSG(heldout.unenglish == 0, "%zu of %zu stories: %s", heldout.unenglish, heldout.count,
+              heldout.example);
+    CHECK_MSG(training.shortest >= 400 && training.longest <= 1200, "%zu to %zu bytes a story",
+              training.shortest, training.longest);
 }
 
 /* The sides share no story, and the stories of one side are as good as all different. */
@@ -468,7 +479,8 @@ TEST(sides_are_apart) {
     CHECK(training.misplaced == 0 && heldout.misplaced == 0);
     size_t shared = 0, twice = 0;
     for (size_t i = 0; i < heldout.count; i++)
-        shared += bsearch(&heldout.hashes[i], training.hashes, training.count, sizeof(uint64_t), by_value) != NULL;
+        shared += bsearch(&heldout.hashes[i], training.hashes, training.count, sizeof(uint64_t), by_value) !=
+                  NULL;
     for (size_t i = 1; i < training.count; i++) twice += training.hashes[i] == training.hashes[i - 1];
     CHECK_MSG(shared == 0, "%zu held-out stories occur in training", shared);
     CHECK_MSG(twice == 0, "%zu of %zu stories are told twice", twice, training.count);
@@ -503,7 +515,8 @@ TEST(weights_are_kept) {
             if (expected < least) least = expected;
         }
         const char *const name = i < RULES ? grammar_rules[i].name : "a choice on the spot";
-        CHECK_MSG(draws > 0, "%s (%s) was never drawn", name, rule->rows[0].columns[0]->literal ? rule->rows[0].columns[0]->literal : "");
+        const char *const first = rule->rows[0].columns[0]->literal;
+        CHECK_MSG(draws > 0, "%s (%s) was never drawn", name, first ? first : "");
         if (rule->count < 2 || least < 5) continue;
         const double df = rule->count - 1;
         const double z = (cbrt(statistic / df) - (1 - 2 / (9 * df))) / sqrt(2 / (9 * df));
@@ -517,8 +530,8 @@ TEST(weights_are_kept) {
     for (size_t i = 0; i < 3; i++) {
         const Rule *const rule = rule_named(plot_rules[i]);
         for (int row = 0; row < rule->count; row++, plots++)
-            CHECK_MSG(rule->rows[row].drawn >= (STORIES + HELDOUT_STORIES) / 10000 * 150, "row %d of %s was told %ld times", row,
-                      plot_rules[i], rule->rows[row].drawn);
+            CHECK_MSG(rule->rows[row].drawn >= (STORIES + HELDOUT_STORIES) / 10000 * 150,
+                      "row %d of %s was told %ld times", row, plot_rules[i], rule->rows[row].drawn);
     }
     CHECK(plots >= 36);
 }

@@ -117,6 +117,11 @@ resume_of_a_finished_run() {
     "$program" -resume -run finished -steps 8 >out
     grep -q '^step 8/8 ' out
     [ "$(grep -c '"type":"step"' finished/log.jsonl)" = 8 ]
+    # What the program had chosen for the old number of steps is chosen again; what the user gave stays.
+    grep -q '"eval_every": 2,' finished/run.json && grep -q '"warmup": 1,' finished/run.json
+    "$program" -resume -run finished -steps 20 >out
+    grep -q '"eval_every": 2,' finished/run.json && grep -q '"warmup": 4,' finished/run.json
+    grep -q '"sample_every": 5,' finished/run.json
 }
 
 resume_passes_over_damage() {

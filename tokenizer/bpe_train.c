@@ -9,7 +9,7 @@
  *    pairs go down, and all pairs that appear hold the new symbol. So a pair's count only ever falls
  *    after the merge that made it: an entry of the heap may be too high, never too low, and it is enough
  *    to look at the true count when it comes up, and put it back if it was too high. For the same reason
- *    a list is complete once made. Places in it may be stale, which the symbols there tell.
+ *    a list of places is complete once made. Some may be stale, which the symbols there tell.
  *
  * The result is a function of the words and their counts alone, since the order of pairs (count, then
  * bytes) has no ties: two pairs never have the same bytes on both sides, for no two tokens have the same
@@ -363,13 +363,21 @@ enum { NO_SYMBOL = UINT16_MAX }; /* where no symbol begins; ids of merges end at
 
 typedef struct Pair {
     int64_t count;
-    uint32_t first, last; /* of its list of places; 0: empty */
+    uint32_t first, end; /* its places: places[first .. end), ascending */
     uint16_t left, right;
 } Pair;
 
-typedef struct Place {
-    uint32_t at, next; /* where the left symbol begins; the next in the list, 0 at its end */
-} Place;
+/* A byte of a word. A symbol that covers cells [at, at + n) has its id in the first of them, and n in the
+ * first and the last, so that its neighbours on both sides are found without links. */
+typedef struct Cell {
+    uint32_t word; /* which word it is in */
+    uint32_t length;
+    uint16_t symbol;
+} Cell;
+
+typedef struct NewPlace {
+    uint32_t pair, at;
+} NewPlace;
 
 typedef struct HeapEntry {
     int64_t count; /* of the pair when it was put in: now it may be less */
@@ -380,29 +388,26 @@ typedef struct Merger {
     Bpe *bpe;
     uint64_t prefix[BPE_MAX_VOCAB]; /* a token's first eight bytes, to be compared as one number */
 
-    /* All distinct words of two bytes or more, N bytes together. A symbol that covers bytes [at, at + n)
-     * has its id in symbol[at], and n in length[at] and in length[at + n - 1]. */
-    uint16_t *symbol; /* (N) */
-    uint32_t *length; /* (N) */
-    uint32_t *word;   /* (N): the number of the word it is in */
-    int64_t *weight;  /* (words): how often the word occurs */
-    uint32_t size;    /* N */
+    Cell *cells;     /* (N): all distinct words of two bytes or more, one after another */
+    int64_t *weight; /* (words): how often each occurs */
+    uint32_t size;   /* N */
 
     Pair *pairs;
     uint32_t pair_count, pair_capacity;
     uint64_t
-        *slots; /* (left << 16 | right) -> pair, for those that are not new: key << 32 | (pair + 1), 0 free */
+        *slots; /* those that are not new, by ids: (left << 16 | right) << 32 | (pair + 1), 0 where free */
     unsigned log_slots;
-
-    Place *places; /* [0] is not used */
-    uint32_t place_count, place_capacity, place_free;
-
     HeapEntry *heap;
     size_t heap_count, heap_capacity;
 
-    /* Pairs of the merge under way hold its new symbol: found by the other one. */
-    uint32_t new_id;
+    uint32_t *places; /* of all pairs: where their left symbols begin */
+    size_t place_count, place_capacity;
+
+    /* The merge under way. Its pairs hold its new symbol, and are found by the other one. */
+    uint32_t new_id, first_new_pair;
     uint32_t before[BPE_MAX_VOCAB], after[BPE_MAX_VOCAB]; /* (x, new_id) and (new_id, x), or NO_PAIR */
+    NewPlace *new_places;                                 /* in the order in which they were found */
+    size_t new_place_count, new_place_capacity;
 } Merger;
 
 /* Order of tokens by their bytes, a beginning before what goes on. */
@@ -515,28 +520,19 @@ static uint32_t find_new_pair(Merger *merger, uint32_t left, uint32_t right) {
     return *entry;
 }
 
-/* The pair has one more place, `at`, in a word of that weight. */
+/* The pair, which is new, has one more place, `at`, in a word of that weight. */
 static void gain(Merger *merger, uint32_t pair, uint32_t at, int64_t weight) {
-    uint32_t place = merger->place_free;
-    if (place) {
-        merger->place_free = merger->places[place].next;
-    } else {
-        if (merger->place_count == merger->place_capacity) {
-            merger->place_capacity = merger->place_capacity > UINT32_MAX / 2 ? UINT32_MAX
-                                                                             : 2 * merger->place_capacity;
-            merger->places = xrealloc(merger->places, merger->place_capacity * sizeof(*merger->places));
-        }
-        place = merger->place_count++;
+    if (merger->new_place_count == merger->new_place_capacity) {
+        merger->new_place_capacity = merger->new_place_capacity ? 2 * merger->new_place_capacity : 4096;
+        merger->new_places = xrealloc(merger->new_places,
+                                      merger->new_place_capacity * sizeof(*merger->new_places));
     }
-    merger->places[place] = (Place){at, 0};
-    Pair *grown = &merger->pairs[pair];
-    if (grown->last) merger->places[grown->last].next = place;
-    else grown->first = place;
-    grown->last = place;
-    grown->count += weight;
+    merger->new_places[merger->new_place_count++] = (NewPlace){pair, at};
+    merger->pairs[pair].end++; /* their number, until they are filed */
+    merger->pairs[pair].count += weight;
 }
 
-/* The pair has one place less. Its list keeps it: there is no need to search for it now. */
+/* A pair has one place less. Its list keeps it: there is no need to search for it now. */
 static void lose(Merger *merger, uint32_t left, uint32_t right, int64_t weight) {
     const bool is_new = left == merger->new_id || right == merger->new_id;
     const uint32_t key = left << 16 | right;
@@ -544,56 +540,74 @@ static void lose(Merger *merger, uint32_t left, uint32_t right, int64_t weight) 
     merger->pairs[pair].count -= weight;
 }
 
+/* Sorts the new places by pair, and puts the new pairs into the heap. */
+static void file_new_pairs(Merger *merger) {
+    if (merger->place_capacity - merger->place_count < merger->new_place_count) {
+        merger->place_capacity = 2 * merger->place_capacity + merger->new_place_count;
+        merger->places = xrealloc(merger->places, merger->place_capacity * sizeof(*merger->places));
+    }
+    for (uint32_t i = merger->first_new_pair; i < merger->pair_count; i++) {
+        Pair *pair = &merger->pairs[i];
+        const uint32_t places = pair->end;
+        pair->first = pair->end = (uint32_t)merger->place_count;
+        merger->place_count += places;
+        if (pair->count > 0) heap_push(merger, i);
+    }
+    for (size_t i = 0; i < merger->new_place_count; i++) {
+        const NewPlace place = merger->new_places[i];
+        merger->places[merger->pairs[place.pair].end++] = place.at;
+    }
+    merger->new_place_count = 0;
+    merger->first_new_pair = merger->pair_count;
+}
+
 /* Merges (left, right) at one place, if it still is there. While the left symbol has not been merged with
  * another, its word still has a symbol to its right. */
 static void merge_place(Merger *merger, uint32_t left, uint32_t right, uint32_t at) {
-    uint16_t *symbol = merger->symbol;
-    uint32_t *length = merger->length;
-    const uint32_t *word = merger->word;
-    if (symbol[at] != left) return;
-    const uint32_t middle = at + length[at];
-    if (symbol[middle] != right) return;
-    const uint32_t end = middle + length[middle], id = merger->new_id;
-    const int64_t weight = merger->weight[word[at]];
-    symbol[middle] = NO_SYMBOL;
-    symbol[at] = (uint16_t)id;
-    length[at] = length[end - 1] = end - at;
-    if (at > 0 && word[at - 1] == word[at]) {
-        const uint32_t before = at - length[at - 1];
-        lose(merger, symbol[before], left, weight);
-        gain(merger, find_new_pair(merger, symbol[before], id), before, weight);
+    Cell *cells = merger->cells;
+    if (cells[at].symbol != left) return;
+    const uint32_t middle = at + cells[at].length;
+    if (cells[middle].symbol != right) return;
+    const uint32_t end = middle + cells[middle].length, id = merger->new_id, word = cells[at].word;
+    const int64_t weight = merger->weight[word];
+    cells[middle].symbol = NO_SYMBOL;
+    cells[at].symbol = (uint16_t)id;
+    cells[at].length = cells[end - 1].length = end - at;
+    if (at > 0 && cells[at - 1].word == word) {
+        const uint32_t before = at - cells[at - 1].length, symbol = cells[before].symbol;
+        lose(merger, symbol, left, weight);
+        gain(merger, find_new_pair(merger, symbol, id), before, weight);
     }
-    if (end < merger->size && word[end] == word[at]) {
-        lose(merger, right, symbol[end], weight);
-        gain(merger, find_new_pair(merger, id, symbol[end]), at, weight);
+    if (end < merger->size && cells[end].word == word) {
+        const uint32_t symbol = cells[end].symbol;
+        lose(merger, right, symbol, weight);
+        gain(merger, find_new_pair(merger, id, symbol), at, weight);
     }
 }
 
-/* Merges a pair everywhere, and puts the pairs that this makes into the heap. */
-static void merge_pair(Merger *merger, uint32_t pair) {
-    const uint32_t left = merger->pairs[pair].left, right = merger->pairs[pair].right;
-    bpe_build_add(merger->bpe, left, right);
+/* Merges a pair everywhere. */
+static void merge_pair(Merger *merger, uint32_t index) {
+    const Pair pair = merger->pairs[index];
+    bpe_build_add(merger->bpe, pair.left, pair.right);
     merger->new_id = BPE_BYTES + merger->bpe->merges - 1;
-    const uint32_t first_new_pair = merger->pair_count;
     set_prefix(merger, merger->new_id);
 
-    /* Places are in ascending order, as "aaa" needs: lists are made by passes from low to high. */
-    const uint32_t last = merger->pairs[pair].last;
-    for (uint32_t place = merger->pairs[pair].first; place; place = merger->places[place].next)
-        merge_place(merger, left, right, merger->places[place].at);
-    merger->places[last].next = merger->place_free;
-    merger->place_free = merger->pairs[pair].first;
-
-    for (uint32_t i = first_new_pair; i < merger->pair_count; i++) {
-        const Pair *made = &merger->pairs[i];
-        merger->after[made->right] = merger->before[made->left] = NO_PAIR;
-        remember_pair(merger, i);
-        if (made->count > 0) heap_push(merger, i);
+    /* From left to right, since in "aaa" the places overlap; and so the new places are ascending too. They
+     * are far apart in memory where there are many words, so they are asked for ahead of time. */
+    const uint32_t ahead = 16;
+    for (uint32_t i = pair.first; i < pair.end; i++) {
+        if (i + ahead < pair.end) __builtin_prefetch(&merger->cells[merger->places[i + ahead]], 1);
+        merge_place(merger, pair.left, pair.right, merger->places[i]);
     }
+    for (uint32_t i = merger->first_new_pair; i < merger->pair_count; i++) {
+        merger->after[merger->pairs[i].right] = merger->before[merger->pairs[i].left] = NO_PAIR;
+        remember_pair(merger, i);
+    }
+    file_new_pairs(merger);
 }
 
-/* Distinct words' bytes, so that 32 bits number all places: N at first, and each of fewer than N merges of
- * two symbols adds two. */
+/* Distinct words' bytes, so that 32 bits number all places: fewer than N at first, and each time that two
+ * symbols become one, of fewer than N times, two more. */
 enum { MAX_WORD_BYTES = 1 << 30 };
 
 /* Lays out the words and counts their pairs. */
@@ -612,13 +626,8 @@ static bool merger_begin(Merger *merger, const WordTable *table, Error *err) {
                          total, MAX_WORD_BYTES);
 
     merger->size = (uint32_t)total;
-    merger->symbol = xmalloc(total * sizeof(*merger->symbol));
-    merger->length = xmalloc(total * sizeof(*merger->length));
-    merger->word = xmalloc(total * sizeof(*merger->word));
+    merger->cells = xmalloc(total * sizeof(*merger->cells));
     merger->weight = xmalloc(words * sizeof(*merger->weight));
-    merger->place_count = 1;
-    merger->place_capacity = merger->size + 1;
-    merger->places = xmalloc(merger->place_capacity * sizeof(*merger->places));
     merger->log_slots = 12;
     merger->slots = xcalloc((size_t)1 << merger->log_slots, sizeof(*merger->slots));
     for (uint32_t id = 0; id < BPE_MAX_VOCAB; id++) merger->before[id] = merger->after[id] = NO_PAIR;
@@ -631,11 +640,9 @@ static bool merger_begin(Merger *merger, const WordTable *table, Error *err) {
         if (size < 2) continue;
         const int64_t weight = merger->weight[word] = (int64_t)table->slots[i].count;
         for (size_t k = 0; k < size; k++, at++) {
-            merger->symbol[at] = merger->bpe->byte_to_id[bytes[k]];
-            merger->length[at] = 1;
-            merger->word[at] = word;
+            merger->cells[at] = (Cell){word, 1, merger->bpe->byte_to_id[bytes[k]]};
             if (k == 0) continue;
-            const uint32_t left = merger->symbol[at - 1], right = merger->symbol[at];
+            const uint32_t left = merger->cells[at - 1].symbol, right = merger->cells[at].symbol;
             const uint64_t slot = *find_slot(merger, left << 16 | right);
             uint32_t pair = (uint32_t)slot - 1;
             if (slot == 0) {
@@ -646,19 +653,21 @@ static bool merger_begin(Merger *merger, const WordTable *table, Error *err) {
         }
         word++;
     }
-    for (uint32_t pair = 0; pair < merger->pair_count; pair++) heap_push(merger, pair);
+    file_new_pairs(merger);
+    free(merger->new_places); /* these were all places; no merge has as many */
+    merger->new_places = NULL;
+    merger->new_place_capacity = 0;
     return true;
 }
 
 static void merger_free(Merger *merger) {
-    free(merger->symbol);
-    free(merger->length);
-    free(merger->word);
+    free(merger->cells);
     free(merger->weight);
     free(merger->pairs);
     free(merger->slots);
-    free(merger->places);
     free(merger->heap);
+    free(merger->places);
+    free(merger->new_places);
     free(merger);
 }
 
