@@ -718,20 +718,20 @@ int stop_requested(void) {
     return stop_signal;
 }
 
-void progress_begin(Progress *progress, const char *what, uint64_t total_bytes) {
+void progress_begin(Progress *progress, const char *what, uint64_t total, ProgressUnit unit) {
     const double now = seconds_now();
-    *progress = (Progress){.what = what, .total = total_bytes, .start = now, .last = now};
+    *progress = (Progress){.what = what, .total = total, .unit = unit, .start = now, .last = now};
 }
 
-void progress_update(Progress *progress, uint64_t done_bytes) {
+void progress_update(Progress *progress, uint64_t done) {
     const double now = seconds_now(), spent = now - progress->start;
     if (spent < 1 || now - progress->last < 0.2 || !isatty(STDERR_FILENO)) return;
-    const double rate = (double)done_bytes / spent;
+    const double rate = (double)done / spent;
     fprintf(stderr, "\r\033[K%s", progress->what);
-    if (progress->total) fprintf(stderr, "  %.0f %%", 100.0 * (double)done_bytes / (double)progress->total);
-    fprintf(stderr, "  %.1f MB/s", rate * 1e-6);
-    if (progress->total >= done_bytes && done_bytes > 0)
-        fprintf(stderr, "  %.0f s left", (double)(progress->total - done_bytes) / rate);
+    if (progress->total) fprintf(stderr, "  %.0f %%", 100.0 * (double)done / (double)progress->total);
+    if (progress->unit == PROGRESS_BYTES) fprintf(stderr, "  %.1f MB/s", rate * 1e-6);
+    if (progress->total >= done && done > 0)
+        fprintf(stderr, "  %.0f s left", (double)(progress->total - done) / rate);
     fflush(stderr);
     progress->last = now;
     progress->shown = true;

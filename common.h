@@ -107,14 +107,16 @@ int stop_requested(void); /* 0, or the signal's number; every long loop polls it
 
 /* A line "what  45 %  12.3 MB/s  3 s left" on stderr, rewritten in place, after the first second, and
  * only where stderr is a terminal; total 0 means unknown. */
+typedef enum ProgressUnit { PROGRESS_BYTES, PROGRESS_COUNT } ProgressUnit; /* a rate in MB/s, or none */
 typedef struct Progress {
     const char *what;
     uint64_t total;
+    ProgressUnit unit;
     double start, last;
     bool shown;
 } Progress;
-void progress_begin(Progress *progress, const char *what, uint64_t total_bytes);
-void progress_update(Progress *progress, uint64_t done_bytes);
+void progress_begin(Progress *progress, const char *what, uint64_t total, ProgressUnit unit);
+void progress_update(Progress *progress, uint64_t done);
 void progress_end(Progress *progress); /* clears the line */
 
 /* ---- checksums, random numbers ---- */

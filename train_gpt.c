@@ -1159,9 +1159,9 @@ static bool check_finite(App *app, const StepState *step) {
     }
     return error_set(&app->err,
                      "step %" PRIu64
-                     ": %s is not finite, for the %dth step in a row; lower -lr (%g) and go on from the "
+                     ": %s is not finite, as in the %d before; lower -lr (%g) and go on from the "
                      "last checkpoint with -resume, or start over",
-                     app->state.step, what, MAX_BAD_STEPS, app->options.lr);
+                     app->state.step, what, MAX_BAD_STEPS - 1, app->options.lr);
 }
 
 static bool take_step(App *app) {

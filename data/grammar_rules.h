@@ -14,11 +14,12 @@
  *     {friend=hero}             another row of the rule that {hero} came from
  *     {friend.he} {he}          a column of the row that is kept as friend; without a name, of the hero's
  *     {He} {Color}              the same with a capital letter
- *     {a}                       "a", or "an" where a vowel follows
+ *     {a} {color}               "a", or "an" where a vowel follows the space
  *     < >                       quotation marks
  *
  * A row that is kept under one name is never drawn under another one: two characters differ, and so do two
- * colors that are both kept.
+ * colors that are both kept. Sentences that many stories share keep their own things as {this} and {that}, so
+ * that they never take a name from the story around them.
  *
  * To change a story, keep to two habits. Rows of a choice begin differently or differ soon, in whatever
  * follows, so that the choices can be read back from the text: the test reads back 100,000 stories and says

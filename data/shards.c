@@ -772,7 +772,7 @@ static bool side_begin(SidedStories *sided, Side side, Error *err) {
                                               side == TRAIN ? source->stories : heldout);
     }
     if (!sided->stories) return false;
-    progress_begin(&sided->progress, sided->what, stories_bytes_total(sided->stories));
+    progress_begin(&sided->progress, sided->what, stories_bytes_total(sided->stories), PROGRESS_BYTES);
     return true;
 }
 

@@ -595,7 +595,7 @@ TEST(rng_streams) {
 
 TEST(progress_is_silent_without_a_terminal) {
     Progress progress;
-    progress_begin(&progress, "reading", 100);
+    progress_begin(&progress, "reading", 100, PROGRESS_BYTES);
     progress.start -= 10, progress.last -= 10; /* as if ten seconds had gone by */
     if (isatty(STDERR_FILENO)) SKIP("stderr is a terminal");
     progress_update(&progress, 50);

@@ -50,13 +50,17 @@ static Rule named[RULES], *unnamed[UNNAMED];
 static int unnamed_count;
 static char *names[NAMES];
 static int name_count;
-static const char *unreadable; /* the first thing in the tables that made no sense */
+static char *unreadable; /* the first thing in the tables that made no sense */
+
+static void cannot_read(const char *text) {
+    if (!unreadable) unreadable = xstrdup(text);
+}
 
 static int name_number(const char *name) {
     for (int i = 0; i < name_count; i++)
         if (strcmp(names[i], name) == 0) return i;
     if (name_count == NAMES) {
-        unreadable = name;
+        cannot_read(name);
         return 0;
     }
     names[name_count] = xstrdup(name);
@@ -93,9 +97,9 @@ static char *outside(char *text, const char *marks) {
         if (open == 0 && strchr(marks, *text)) return text;
         if (*text == '{') open++;
         if (*text == '}') open--;
-        if (open < 0) unreadable = text;
+        if (open < 0) cannot_read(text);
     }
-    if (open != 0) unreadable = text;
+    if (open != 0) cannot_read(text);
     return NULL;
 }
 
@@ -115,7 +119,7 @@ static Item read_slot(char *text) {
     }
     if (outside(text, "|")) {
         if (unnamed_count == UNNAMED) {
-            unreadable = text;
+            cannot_read(text);
             return item;
         }
         item.rule = unnamed[unnamed_count++] = (Rule *)xcalloc(1, sizeof(Rule));
@@ -137,7 +141,7 @@ static Item read_slot(char *text) {
         item.kind = AGAIN;
         char *dot = strchr(text, '.');
         if (dot) *dot = '\0';
-        item.column = dot ? dot + 1 : is_column(text) ? text : "";
+        item.column = xstrdup(dot ? dot + 1 : is_column(text) ? text : "");
         item.name = name_number(!dot && is_column(text) ? "hero" : text);
     }
     return item;
@@ -154,7 +158,7 @@ static Item *read_items(char *text) {
                 if (open == 0) break;
             }
             if (!*closing) {
-                unreadable = text;
+                cannot_read(text);
                 break;
             }
             *closing = '\0';
@@ -179,7 +183,7 @@ static void read_rows(Rule *rule, char *text) {
         next = bar ? bar + 1 : NULL;
         if (bar) *bar = '\0';
         if (rule->count == ROWS) {
-            unreadable = text;
+            cannot_read(text);
             return;
         }
         Row *row = &rule->rows[rule->count++];
@@ -201,7 +205,9 @@ static void read_rows(Rule *rule, char *text) {
 static void read_tables(void) {
     for (size_t i = 0; i < RULES; i++) {
         named[i].columns = grammar_rules[i].columns;
-        read_rows(&named[i], xstrdup(grammar_rules[i].rows));
+        char *rows = xstrdup(grammar_rules[i].rows); /* reading cuts it into pieces */
+        read_rows(&named[i], rows);
+        free(rows);
     }
 }
 

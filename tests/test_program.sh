@@ -345,11 +345,14 @@ minutes_fix_the_steps() {
 
 not_finite_ends_a_run() {
     status=0
-    "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 40 -eval-every 1 -run wild >out 2>err || status=$?
-    if [ $status = 1 ]; then
-        grep -q 'not finite' err
-        ! tail -n 1 wild/log.jsonl | grep -q done
-    fi
+    "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 1000 -eval-every 0 -checkpoint-every 1 \
+        -run wild >out 2>err || status=$?
+    [ $status = 1 ] && [ "$(grep -c 'not finite' err)" = 3 ] && [ "$(grep -c '^train_gpt: error: ' err)" = 1 ]
+    tail -n 1 wild/log.jsonl | grep -q '"reason":"failed: '
+    # Nothing was saved after the first step that was not finite.
+    bad=$(sed -n 's/.*note: step \([0-9]*\):.*/\1/p' err | head -n 1)
+    newest=$(ls wild/checkpoints | sed 's/step-0*//' | sort -n | tail -n 1)
+    [ "$newest" -lt "$bad" ]
 }
 
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \

@@ -673,7 +673,7 @@ static void merger_free(Merger *merger) {
 
 static bool merge_all(Merger *merger, uint32_t vocab, Error *err) {
     Progress progress;
-    progress_begin(&progress, "training the tokenizer", vocab - BPE_MIN_VOCAB);
+    progress_begin(&progress, "training the tokenizer", vocab - BPE_MIN_VOCAB, PROGRESS_COUNT);
     while (merger->bpe->merges < vocab - BPE_MIN_VOCAB) {
         if (stop_requested()) {
             progress_end(&progress);
