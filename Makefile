@@ -3,6 +3,8 @@
 #   make                 ./train_gpt, after a table of what was found and what that turns on
 #   make test            builds and runs every test; the last line is "N passed, N failed, N skipped"
 #   make bench           builds the benchmarks, dev/bench_*.c, into build/release/
+#   make fuzz            builds the fuzz targets, tests/fuzz/fuzz_*.c, with clang (FUZZ_CC) into build/fuzz/; where
+#                        clang has libFuzzer, `make test` runs each for ten seconds (FUZZ_SECONDS)
 #   make clean
 #
 # Switches (make NAME=0 leaves a part out; NAME=1 stops where the part is missing):
@@ -29,7 +31,10 @@ WERROR ?= 0
 
 SYSTEM := $(shell uname -s)
 MACHINE := $(shell uname -m)
-VARIANT := $(if $(filter 1,$(SANITIZE)),sanitize,$(if $(filter 1,$(DEBUG)),debug,release))
+# The variant of `make fuzz`, which asks for it with FUZZ=1; no switch for people.
+FUZZ ?= 0
+FUZZ_CC ?= clang
+VARIANT := $(if $(filter 1,$(FUZZ)),fuzz,$(if $(filter 1,$(SANITIZE)),sanitize,$(if $(filter 1,$(DEBUG)),debug,release)))
 BUILD := build/$(VARIANT)
 
 # ---- flags ----------------------------------------------------------------------------------------------
@@ -46,6 +51,7 @@ NUMERICS := -ffp-contract=fast -fno-math-errno -fno-trapping-math
 OPTIMISE_release := -O3
 OPTIMISE_debug := -Og
 OPTIMISE_sanitize := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+OPTIMISE_fuzz := $(OPTIMISE_sanitize) -fsanitize=fuzzer-no-link
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion $(if $(filter 1,$(WERROR)),-Werror)
 # The parts that are found below add to these.
 FLAGS := -g -fopenmp-simd $(OPTIMISE_$(VARIANT)) $(NUMERICS)
@@ -172,6 +178,12 @@ endif
 
 LIBS += -lm
 
+# libFuzzer is looked for only where it is wanted: linking with it takes its time.
+ifneq ($(filter test,$(MAKECMDGOALS)),)
+HAVE_LIBFUZZER := $(shell mkdir -p build && printf 'int LLVMFuzzerTestOneInput(void) { return 0; }\n' | \
+    $(FUZZ_CC) -x c -o build/probe.fuzz - -fsanitize=fuzzer,address >/dev/null 2>&1 && echo yes; rm -f build/probe.fuzz)
+endif
+
 $(info train_gpt, $(VARIANT) build)
 $(info $()  compiler   $(shell $(CC) --version 2>/dev/null | head -n 1))
 $(info $()  OpenMP     $(OPENMP_SAYS))
@@ -199,6 +211,8 @@ OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out train_gpt.c $(SIMD_SOURCES),
 TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 SCRIPTS := $(wildcard tests/test_*.sh)
 BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
+FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+CRASH_SHIM := $(if $(filter Linux,$(SYSTEM)),$(BUILD)/tests/crash_shim.so)
 PROGRAM := $(BUILD)/train_gpt
 LIBRARY := $(BUILD)/libtrain_gpt.a # every object but the program's own, for tests and benchmarks
 
@@ -240,20 +254,34 @@ $(PROGRAM) $(TESTS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
+$(FUZZERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+	$(LINK) -fsanitize=fuzzer $^ $(LIBS) -o $@
+
+# Goes into a program that is already there, so that it has the flags of none.
+$(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
+	@mkdir -p $(@D)
+	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
+
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- what one asks for ----------------------------------------------------------------------------------
-.PHONY: all test bench clean FORCE
+.PHONY: all test bench fuzz fuzzers clean FORCE
 .SECONDARY:
 
 # ./train_gpt is the program of the variant that was built last.
 all: $(PROGRAM)
 	@cmp -s $(PROGRAM) train_gpt || cp $(PROGRAM) train_gpt
 
-test: $(TESTS) $(PROGRAM)
+test: $(TESTS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
 	@tests/run "$(PROGRAM)" $(TESTS) $(SCRIPTS)
 
 bench: $(BENCHES)
+
+# A build of its own: one thread, no libraries for speed, clang whatever CC is.
+fuzz:
+	+$(MAKE) FUZZ=1 CC=$(FUZZ_CC) OPENMP=0 ONEDNN=0 CBLAS=0 CUDA=0 MPI=0 WERROR=0 fuzzers
+
+fuzzers: $(FUZZERS)
 
 clean:
 	rm -rf build train_gpt

@@ -83,7 +83,7 @@ static const Option table[] = {
     INT("layers", layers, MODEL, FIXED, 4, 1, MANY, "transformer blocks"),
     INT("heads", heads, MODEL, FIXED, 4, 1, MANY, "attention heads; they divide the channels"),
     INT("channels", channels, MODEL, FIXED, 128, 1, MANY, "width of the model"),
-    INT("ctx", ctx, MODEL, FIXED, 256, 1, MANY, "tokens that a sequence holds and attention sees"),
+    INT("ctx", ctx, MODEL, FIXED, 512, 1, MANY, "tokens that a sequence holds and attention sees"),
     CHOICE("position", position, MODEL, FIXED, "rotary", "rotary|learned",
            "how positions are told; learned is exactly GPT-2"),
     REAL("dropout", dropout, MODEL, FIXED, 0, 0, 0.9, "share of activations dropped in training"),
@@ -96,14 +96,14 @@ static const Option table[] = {
         .help = "flash never stores the T x T table, naive does; a kernel can also be named"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
 
-    INT("batch", batch, TRAINING, FIXED, 16, 1, 1e9, "sequences a step, over all ranks"),
+    INT("batch", batch, TRAINING, FIXED, 4, 1, 1e9, "sequences a step, over all ranks"),
     INT_AUTO("micro", micro, TRAINING, FREE, 1, 1e9, "what fits", "sequences a rank takes at once"),
     INT_AUTO("steps", steps, TRAINING, FREE, 1, MANY, "as many as -minutes allows", "steps to train"),
     REAL_AUTO(
-        "minutes", minutes, TRAINING, FREE, 0.001, 1e7, "2, or no limit with -steps",
+        "minutes", minutes, TRAINING, FREE, 0.001, 1e7, "2.5, or no limit with -steps",
         "time for the whole call, evaluations and samples included: the first steps are timed, then the "
         "number of steps is fixed"),
-    REAL("lr", lr, TRAINING, FREE, 3e-3, 0, 100, "learning rate, reached after the warm-up"),
+    REAL("lr", lr, TRAINING, FREE, 4e-3, 0, 100, "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FREE, 0, 100, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
     INT_AUTO("warmup", warmup, TRAINING, FREE, 0, MANY, "50, or a fifth of the steps if that is less",
@@ -116,7 +116,7 @@ static const Option table[] = {
 
     INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY, "a tenth of the steps",
              "steps between evaluations; 0: at the start and the end only"),
-    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST, "65,536; with -evaluate all",
+    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST, "131,072; with -evaluate all",
              "held-out tokens to evaluate on, from the first, in whole windows of -ctx"),
     INT_AUTO("sample-every", sample_every, WATCHING, FREE, 0, MANY, "a quarter of the steps",
              "steps between samples; 0: at the end only"),
@@ -424,7 +424,7 @@ static void range_and_default(const Option *option, char *text, size_t size) {
 void options_print_help(FILE *out) {
     fprintf(out,
             "train_gpt turns a pile of stories into a small GPT: without flags it makes stories of its own,\n"
-            "trains a tokenizer and a model on them for two minutes, and writes a story.\n\n"
+            "trains a tokenizer and a model on them for two and a half minutes, and writes a story.\n\n"
             "usage: train_gpt [-flag value ...]     also --flag value, --flag=value; the last one counts\n");
     for (Group group = 0; group < GROUPS; group++) {
         fprintf(out, "\n%s\n", group_title[group]);

@@ -43,14 +43,13 @@
 #include "tokenizer/bpe.h"
 
 enum {
-    DEFAULT_MINUTES = 2,
-    DEFAULT_WARMUP = 50,         /* steps */
-    DEFAULT_EVAL_TOKENS = 65536, /* of the held-out side, in training */
-    MIN_HELDOUT_STORIES = 1000,  /* built-in ones: enough tokens for two digits behind the point */
-    MICRO_TOKENS = 4096,         /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
-    STORIES_AT_ONCE = 8,         /* sequences that are sampled together */
-    UNTIMED_STEPS = 2,           /* -minutes: caches and threads warm up */
-    TIMED_STEPS = 20,            /* ... then at most so many are timed */
+    DEFAULT_WARMUP = 50,          /* steps */
+    DEFAULT_EVAL_TOKENS = 131072, /* of the held-out side, in training */
+    MIN_HELDOUT_STORIES = 1000,   /* built-in ones: enough tokens for two digits behind the point */
+    MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
+    STORIES_AT_ONCE = 8,          /* sequences that are sampled together */
+    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up */
+    TIMED_STEPS = 20,             /* ... then at most so many are timed */
     EVALUATIONS = 10,
     SAMPLES = 4,
     CHECKPOINTS = 10,      /* of a run, where not said how often */
@@ -58,6 +57,8 @@ enum {
     STDIN_BYTES = 1 << 16, /* read at once by -encode and -decode */
     ENCODER_CACHE_WORDS = 1 << 16
 };
+
+static const double DEFAULT_MINUTES = 2.5;
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */
 typedef struct Pace {

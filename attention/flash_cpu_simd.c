@@ -20,11 +20,12 @@
  *
  * The causal cut: tiles above the diagonal are never made; in a tile on it each group of 4 rows starts at its
  * first vector that is not masked (S), or stops at its last key or starts at its first query (the products
- * over keys or queries). Rows and lanes past T are zeros: keys there lie above the diagonal of every query,
- * queries there have lse = infinity in the backward pass, so P = 0.
+ * over keys or queries). Rows and lanes past T are computed from zeros where a group of 4 or a vector is not
+ * full: keys there lie above the diagonal of every query, and what queries there get is neither summed over
+ * nor stored.
  *
- * Limit: 4 D FLOPs for each score forward, 10 D backward, on the FMA units; the exp costs about as much as
- * 8 more columns of D would. */
+ * Limit: 4 D FLOPs for each score forward, 10 D backward, on the FMA units; an exp is about 18 instructions,
+ * as many as 9 more channels forward, or 4 backward, would take. */
 #include "flash_cpu_simd.h"
 
 #include "../simd_math.h"
@@ -52,7 +53,11 @@ typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { TILE = FLASH_TILE, ROWS = 4, CHUNK = 16 };
+enum {
+    TILE = FLASH_TILE,
+    ROWS = 4,  /* of C in registers */
+    CHUNK = 16 /* products in one chain of additions */
+};
 
 /* D rounded up to the widest vector: the row length of everything packed by rows. */
 static size_t padded(size_t D) {
@@ -63,7 +68,7 @@ static size_t at_most(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* a * b + c. In ISO C mode compilers do not fuse the two by themselves. */
+/* a * b + c in one instruction where there is one, whatever the compiler's flags say about contraction. */
 INLINE Vector fma_vector(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -87,7 +92,7 @@ typedef enum Start { FROM_ZERO, FROM_C, FROM_SCALED_C } Start;
 INLINE void rows_by_vectors(Start start, const float *factor, float *c, size_t c_stride, const float *a,
                             size_t a_row, size_t a_step, const float *b, size_t b_stride, size_t depth,
                             const int n_vectors) {
-    for (size_t chunk; depth > 0 || start == FROM_ZERO; depth -= chunk) {
+    for (size_t chunk; depth > 0; depth -= chunk) {
         Vector sum[ROWS][MAX_VECTORS];
         chunk = at_most(depth, CHUNK);
         for (int r = 0; r < ROWS; r++) {
@@ -227,7 +232,7 @@ static void online_softmax(float *restrict s, size_t keys, float *restrict max, 
 static void forward(const FlashHead *head, size_t first, float *work) {
     const size_t T = head->T, D = head->D, stride = padded(D);
     const size_t last = at_most(first + FLASH_BLOCK, T), panels = (last - first + TILE - 1) / TILE;
-    float *qt = work;                      /* (panels, D, TILE), times scale */
+    float *qt = work;                      /* (panels, D, TILE) in steps of stride * TILE, times scale */
     float *o = qt + FLASH_BLOCK * stride;  /* (panels * TILE, stride) */
     float *k = o + FLASH_BLOCK * stride;   /* (TILE, stride) */
     float *v = k + TILE * stride;          /* (TILE, stride) */
@@ -238,6 +243,7 @@ static void forward(const FlashHead *head, size_t first, float *work) {
 
     for (size_t p = 0; p < panels; p++) {
         const size_t q0 = first + p * TILE, queries = at_most(TILE, last - q0);
+        /* k is free yet: a panel's Q stays there on its way to qt. */
         pack_rows(k, head->q + q0 * head->qkv_stride, head->qkv_stride, queries, D, stride, head->scale);
         transpose(qt + p * TILE * stride, k, queries, D, stride);
     }
@@ -321,8 +327,8 @@ static void backward(const FlashHead *head, size_t first, size_t key_begin, size
                      bool want_dkv, float *work) {
     const size_t T = head->T, D = head->D, stride = padded(D);
     const size_t last = at_most(first + FLASH_BLOCK, T), panels = (last - first + TILE - 1) / TILE;
-    float *qt = work;                           /* (panels, D, TILE), times scale */
-    float *d_out_t = qt + FLASH_BLOCK * stride; /* (panels, D, TILE) */
+    float *qt = work;                           /* (panels, D, TILE) in steps of stride * TILE, times scale */
+    float *d_out_t = qt + FLASH_BLOCK * stride; /* the same of dO */
     float *q = d_out_t + FLASH_BLOCK * stride;  /* (panels * TILE, stride), times scale */
     float *d_out = q + FLASH_BLOCK * stride;    /* (panels * TILE, stride) */
     float *dq = d_out + FLASH_BLOCK * stride;   /* (panels * TILE, stride), without the scale */
@@ -345,7 +351,7 @@ static void backward(const FlashHead *head, size_t first, size_t key_begin, size
     bool large = false;
     for (size_t i = 0; i < panels * TILE; i++) {
         const bool inside = first + i < last;
-        lse[i] = inside ? head->lse[first + i] : INFINITY;
+        lse[i] = inside ? head->lse[first + i] : 0.0f;
         delta[i] = 0.0f, correction[i] = 1.0f;
         if (inside && want_dq) {
             delta[i] = dot(d_out + i * stride, head->out + (first + i) * head->out_stride, D);

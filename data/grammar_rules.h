@@ -177,10 +177,10 @@ static const GrammarRule grammar_rules[] = {
 {"sighed", "", "3 sighed|3 said|2 whispered|2 cried"},
 {"asked", "", "3 asked|2 whispered|2 called|2 said"},
 {"aside", "",
- "2  at once|2  at last|2  with a nod|2  with a smile|3  and {sat down|smiled|nodded|sneezed|bowed}"
+ "2  at once|2  at last|2  with a nod|3  and {sat down|waited|nodded|sneezed|bowed}"
  "|2 , looking at {creature}|2 , holding {a_thing}|2 , eating {bites}"},
-{"tail", "", "5 |2  softly|2  gently|2  slowly|2  kindly|2  quietly|10 {aside}"},
-{"loud_tail", "", "5 |2  loudly|2  quickly|2  gladly|2  bravely|2  and jumped|2  and danced|8 {aside}"},
+{"tail", "", "5 |2  softly|2  gently|2  slowly|2  kindly|2  quietly|2  with a smile|9 {aside}"},
+{"loud_tail", "", "5 |2  loudly|2  quickly|2  twice|2  bravely|2  and jumped|2  and ran|7 {aside}"},
 {"sad_tail", "", "5 |2  softly|2  slowly|2  sadly|2  quietly|7 {aside}"},
 /* ... for whom a story calls hero, friend, adult and elder */
 {"hero_said", "", "2 {said} {hero}{tail}|{hero} {said}{tail}"},
@@ -364,15 +364,15 @@ static const GrammarRule grammar_rules[] = {
  "It is {all|full of} salt!> {hero_cried}.\n"
  "{Adult} {ate|had} a bit too. <{I like it|It is not so bad|I once put {things} in mine|{A} {animal_kind} "
  "will love it},> {adult_said}. They {sang|danced|talked} {indoors}. {Then they|Together "
- "they} made {dish} again with {taste} {x} and {food}. {parade} {hero} {felt} {joy}."},
+ "they} made {dish} again with {taste} {x} and {taste} {z=food}. {parade} {hero} {felt} {joy}."},
 
 {"snowman", "",
  "{snow_day}, {hero} put on {a} {look} {color} {x=clothing} and {a} {color} {y=clothing} and {walked} to "
  "{friend_met}. They {made|built} a snowman {where}, with {number} {eyes=things} and {a} {look} {hue=color} "
  "{z=clothing}. <{Who is he|What is his name}?> {friend_asked}. <Mr. {{weekday}|Snow|Button},> {hero_said}. "
  "{parade}\n"
- "{then} it was {warm|hot|spring}. The snowman was gone, and the {z} lay {outdoors} with {number} {eyes}. "
- "{hero} {felt} {sad}. <{Where is he|Will he come back}?> {hero_or_he} asked {his} {nature} {adult=family}. "
+ "{then} it was {warm|hot|spring}. The snowman was gone, and the {z} lay {outdoors} with the {eyes}. {hero} "
+ "{felt} {sad}. <{Where is he|Will he come back}?> {hero_or_he} asked {his} {nature} {adult=family}. "
  "<{He is a cloud now|He is in the {place}|He will be back with the snow},> {adult_said}. They ate "
  "{some_food}, {hero} {put} the {z} {indoors}, and one {snowy|white|cold|icy} {weekday} he was back."},
 

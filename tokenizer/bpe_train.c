@@ -284,7 +284,8 @@ static void hand_out(BpeTrainer *trainer, size_t cut) {
     pthread_mutex_lock(&trainer->lock);
     while (!trainer->idle) help_or_wait(trainer);
     Block *next = trainer->current = pop_block(&trainer->idle);
-    buffer_append(&next->text, full->text.data + cut, full->text.size - cut);
+    /* An empty block may have no memory yet, to which nothing, not even 0, may be added. */
+    if (full->text.size > cut) buffer_append(&next->text, full->text.data + cut, full->text.size - cut);
     full->text.size = cut;
     push_block(&trainer->ready, full);
     pthread_cond_signal(&trainer->ready_changed);
