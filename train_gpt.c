@@ -1382,6 +1382,9 @@ static bool train_model(App *app) {
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);
+        /* The log was cut back to the last checkpoint, and a crash may have come before these two. */
+        log_end(app, "done");
+        write_report(app);
         print_next(app);
         return true;
     }

@@ -48,8 +48,8 @@ typedef struct FlashKernels {
 } FlashKernels;
 
 /* Floats of `work` that a thread needs for either pass, a multiple of 16: per channel (rounded up to 16, the
- * widest vector) the five packed forms of a block's queries and four of a block's keys, two tiles, three numbers
- * for each query. Best aligned to 64 bytes. */
+ * widest vector) the five packed forms of a block's queries and four of a tile's keys; two tiles; three
+ * numbers for each query. Best aligned to 64 bytes. */
 static inline size_t flash_work_floats(size_t D) {
     return (D + 15) / 16 * 16 * (5 * FLASH_BLOCK + 4 * FLASH_TILE) + 2 * FLASH_TILE * FLASH_TILE +
            3 * FLASH_BLOCK;

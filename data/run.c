@@ -421,7 +421,8 @@ bool run_log_cut(Run *run, uint64_t step, Error *err) {
     ok = ok && run_log_each(run->path, cut_row, &cut, err);
     if (ok && (fflush(cut.out) || fsync(fileno(cut.out))))
         ok = error_set(err, "cannot write '%s': %s", temporary, strerror(errno));
-    if (cut.out) fclose(cut.out);
+    if (cut.out && fclose(cut.out) && ok)
+        ok = error_set(err, "cannot write '%s': %s", temporary, strerror(errno));
     if (ok && rename(temporary, path))
         ok = error_set(err, "cannot rename '%s': %s", temporary, strerror(errno));
     if (!ok) unlink(temporary);

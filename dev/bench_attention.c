@@ -40,6 +40,8 @@ typedef struct Result {
 
 /* ---- the command line ---- */
 
+enum { MAX_NAME = 32, MAX_THREADS = 1024 };
+
 static bool parse_size(const char *flag, const char *text, size_t *value, Error *err) {
     char *end;
     errno = 0;
@@ -72,6 +74,15 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
         if (flags[f].text) *flags[f].text = argv[i + 1];
         else if (!parse_size(argv[i], argv[i + 1], flags[f].number, err)) return false;
     }
+    for (const char *at = s->backends;; at++) {
+        const size_t length = strcspn(at, ",");
+        if (length == 0 || length >= MAX_NAME)
+            return error_set(err, "--backends takes names with commas between, not \"%s\"", s->backends);
+        at += length;
+        if (!*at) break;
+    }
+    if (s->threads > MAX_THREADS)
+        return error_set(err, "--threads takes at most %d, not %zu", MAX_THREADS, s->threads);
     if (s->batch == 0 || s->heads == 0 || s->dim == 0 || s->min == 0 || s->max < s->min)
         return error_set(err,
                          "--batch, --heads, --dim and --min must be at least 1, and --max at least --min");
@@ -238,17 +249,15 @@ static bool measure_apart(const char *program, const Settings *s, const char *ba
 
 /* ---- the table ---- */
 
-static bool run_all(const char *program, const Settings *s, json_t *rows, Error *err) {
+static void run_all(const char *program, const Settings *s, json_t *rows) {
     printf("B %zu, H %zu, D %zu, %zu threads, %s, %s\n\n", s->batch, s->heads, s->dim, s->threads,
            simd_name(simd_level()), sgemm_library());
     printf("%-8s %7s %-8s %10s %9s %9s %14s %9s\n", "backend", "T", "pass", "ms", "GFLOP/s", "of sgemm",
            "attention MiB", "peak MiB");
     for (size_t T = s->min; T <= s->max; T *= 2) {
         for (const char *at = s->backends; *at;) {
-            char backend[32];
+            char backend[MAX_NAME];
             const size_t length = strcspn(at, ",");
-            if (length == 0 || length >= sizeof backend)
-                return error_set(err, "--backends takes names with commas between, not \"%s\"", s->backends);
             memcpy(backend, at, length), backend[length] = '\0';
             at += length + (at[length] == ',');
             for (int training = 0; training < 2; training++) {
@@ -280,7 +289,6 @@ static bool run_all(const char *program, const Settings *s, json_t *rows, Error 
             }
         }
     }
-    return true;
 }
 
 static bool write_json(const Settings *s, json_t *rows, Error *err) {
@@ -315,7 +323,8 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     json_t *rows = json_array();
-    const bool done = run_all(argv[0], &s, rows, &err) && (!s.json || write_json(&s, rows, &err));
+    run_all(argv[0], &s, rows);
+    const bool done = !s.json || write_json(&s, rows, &err);
     json_decref(rows);
     if (!done) fprintf(stderr, "bench_attention: %s\n", err.text);
     return done ? EXIT_DONE : EXIT_FAILED;

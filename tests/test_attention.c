@@ -151,7 +151,8 @@ static double ulp(double magnitude) {
  *
  * The rule for lse takes the last place of lse, which is that of the scores unless they cancel. With inputs
  * times 30 they do: a score of 1 is there the sum of products in the thousands, and no fp32 sum of them is
- * exact to the last place of 1. `large`: the last place is then that of the largest sum of |q k| in the row. */
+ * exact to the last place of 1. `large`: the last place is then that of the largest sum of |q k| in the
+ * row. */
 static Case case_make(size_t B, size_t T, size_t H, size_t D, bool large, bool with_reference) {
     Case c = {.B = B, .T = T, .H = H, .D = D, .scale = 1.0f / sqrtf((float)D)};
     const size_t n = B * T * H * D;

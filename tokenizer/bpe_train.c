@@ -284,8 +284,7 @@ static void hand_out(BpeTrainer *trainer, size_t cut) {
     pthread_mutex_lock(&trainer->lock);
     while (!trainer->idle) help_or_wait(trainer);
     Block *next = trainer->current = pop_block(&trainer->idle);
-    /* An empty block may have no memory yet, to which nothing, not even 0, may be added. */
-    if (full->text.size > cut) buffer_append(&next->text, full->text.data + cut, full->text.size - cut);
+    buffer_append(&next->text, full->text.data + cut, full->text.size - cut);
     full->text.size = cut;
     push_block(&trainer->ready, full);
     pthread_cond_signal(&trainer->ready_changed);
@@ -336,7 +335,7 @@ void bpe_trainer_end_story(BpeTrainer *trainer) {
 
 /* Counts what is left and adds all tables to the trainer's. */
 static void finish_counting(BpeTrainer *trainer) {
-    hand_out(trainer, trainer->current->text.size);
+    if (trainer->current->text.size > 0) hand_out(trainer, trainer->current->text.size);
     pthread_mutex_lock(&trainer->lock);
     while (trainer->ready || trainer->counting > 0) help_or_wait(trainer);
     pthread_mutex_unlock(&trainer->lock);

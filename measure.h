@@ -1,0 +1,33 @@
+/* measure.h - what a run takes, measured while it runs: the time that attention takes, the memory of the
+ * process. For the log, the comparison of backends and the benchmark. */
+#ifndef MEASURE_H
+#define MEASURE_H
+
+#include "attention/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- time in attention ---- */
+typedef struct AttentionTimes {
+    double forward, backward; /* seconds, in training */
+} AttentionTimes;
+
+/* The same backend with a clock around forward and backward; one is timed at a time, the last that was asked
+ * for. The clock sees work that is done when a call returns, as on a CPU; a backend of a device that only
+ * queues it is given back as it is. */
+const Attention *attention_timed(const Attention *attention);
+/* The times since the call before of this function; not a number where nothing is timed. Calls without
+ * `training` (evaluations) are in none of them. */
+AttentionTimes attention_take_times(void);
+
+/* ---- memory of this process ---- */
+/* Bytes that it holds in memory now, and the most that it ever held; 0 where the system does not say. */
+size_t memory_now(void);
+size_t memory_peak(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
