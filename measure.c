@@ -2,8 +2,12 @@
 #include "measure.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 /* ---- time in attention ---- */
 
@@ -73,4 +77,32 @@ size_t memory_peak(void) {
 #else
     return (size_t)usage.ru_maxrss * 1024;
 #endif
+}
+
+static void plan_row(MemoryPlan *plan, const char *purpose, size_t bytes) {
+    if (bytes == 0 || plan->rows == MEMORY_PLAN_ROWS) return;
+    plan->row[plan->rows].purpose = purpose;
+    plan->row[plan->rows++].bytes = bytes;
+    plan->total += bytes; /* both are in memory, or about to be */
+}
+
+bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
+#if defined(__GLIBC__)
+    malloc_trim(0); /* what earlier work (a tokenizer's training) has left free is no part of the run */
+#endif
+    GptSetup layer = *setup;
+    layer.config.layers = 1, layer.cache_B = 0;
+    const size_t before = memory_now(), tokens = setup->B * setup->config.ctx;
+    MemoryPlan known;
+    Gpt *gpt = before > 0 && gpt_plan(&layer, &known, err) ? gpt_new(&layer, err) : NULL;
+    if (!gpt) return before == 0;
+    int32_t *ids = xcalloc(tokens, sizeof *ids); /* (B, T), inputs and targets alike */
+    gpt_step_begin(gpt, 0, 0);
+    gpt_forward_backward(gpt, ids, ids, setup->B, 0, tokens);
+    const size_t after = memory_now(), explained = before + known.total + tokens * sizeof *ids;
+    free(ids);
+    gpt_free(gpt);
+    plan_row(plan, "program, libraries, data", before);
+    plan_row(plan, "work space of libraries and threads", after > explained ? after - explained : 0);
+    return true;
 }

@@ -3,7 +3,7 @@
 #ifndef MEASURE_H
 #define MEASURE_H
 
-#include "attention/attention.h"
+#include "model/gpt.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,6 +26,12 @@ AttentionTimes attention_take_times(void);
 /* Bytes that it holds in memory now, and the most that it ever held; 0 where the system does not say. */
 size_t memory_now(void);
 size_t memory_peak(void);
+
+/* Adds to a plan that fits what the process holds besides the model: what it holds now, before the model is
+ * made; and what libraries and threads come to hold once they work. How much that is only work can tell, so
+ * one layer of the model takes a micro-batch, in memory that is then given back. Nothing is added where the
+ * system does not say. */
+bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err);
 
 #ifdef __cplusplus
 }
