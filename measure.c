@@ -86,23 +86,38 @@ static void plan_row(MemoryPlan *plan, const char *purpose, size_t bytes) {
     plan->total += bytes; /* both are in memory, or about to be */
 }
 
+/* Of a tensor on its way to or from the disk there is a copy on the host. */
+static size_t largest_tensor(const GptConfig *config) {
+    size_t count, total, largest = 0;
+    Parameter *table = gpt_parameters(config, &count, &total, NULL);
+    for (size_t i = 0; table && i < count; i++)
+        if (table[i].size > largest) largest = table[i].size;
+    free(table);
+    return largest * sizeof(float);
+}
+
+enum { REHEARSED_TOKENS = 1024 }; /* with more of them, libraries keep no more */
+
 bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
 #if defined(__GLIBC__)
     malloc_trim(0); /* what earlier work (a tokenizer's training) has left free is no part of the run */
 #endif
+    const size_t T = setup->config.ctx, rows = (REHEARSED_TOKENS + T - 1) / T, before = memory_now();
     GptSetup layer = *setup;
-    layer.config.layers = 1, layer.cache_B = 0;
-    const size_t before = memory_now(), tokens = setup->B * setup->config.ctx;
+    layer.config.layers = 1, layer.cache_B = 0, layer.B = setup->B < rows ? setup->B : rows;
     MemoryPlan known;
     Gpt *gpt = before > 0 && gpt_plan(&layer, &known, err) ? gpt_new(&layer, err) : NULL;
     if (!gpt) return before == 0;
+    const size_t tokens = layer.B * T, explained = before + known.total + tokens * sizeof(int32_t);
     int32_t *ids = xcalloc(tokens, sizeof *ids); /* (B, T), inputs and targets alike */
     gpt_step_begin(gpt, 0, 0);
-    gpt_forward_backward(gpt, ids, ids, setup->B, 0, tokens);
-    const size_t after = memory_now(), explained = before + known.total + tokens * sizeof *ids;
+    /* Twice: only memory that was given back once is kept by malloc the next time, as in all later steps. */
+    for (int pass = 0; pass < 2; pass++) gpt_forward_backward(gpt, ids, ids, layer.B, 0, tokens);
+    const size_t after = memory_now();
     free(ids);
     gpt_free(gpt);
     plan_row(plan, "program, libraries, data", before);
     plan_row(plan, "work space of libraries and threads", after > explained ? after - explained : 0);
+    plan_row(plan, "a tensor on its way to or from disk", largest_tensor(&setup->config));
     return true;
 }

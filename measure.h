@@ -27,10 +27,10 @@ AttentionTimes attention_take_times(void);
 size_t memory_now(void);
 size_t memory_peak(void);
 
-/* Adds to a plan that fits what the process holds besides the model: what it holds now, before the model is
- * made; and what libraries and threads come to hold once they work. How much that is only work can tell, so
- * one layer of the model takes a micro-batch, in memory that is then given back. Nothing is added where the
- * system does not say. */
+/* Adds to a plan of training that fits what the process holds besides the model: what it holds now, before
+ * the model is made; what libraries and threads come to hold once they work; and the copy of a tensor that
+ * saving and loading take. What libraries hold only work can tell, so one layer of the model takes two passes
+ * over some tokens, in memory that is then given back. Where the system does not say, nothing is added. */
 bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err);
 
 #ifdef __cplusplus

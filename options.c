@@ -140,7 +140,7 @@ static const Option table[] = {
     SWITCH("force", force, RUN, CALL, "start over: an old run is moved aside to DIR.old-N"),
 
     CHOICE("device", device, MACHINE, FREE, "auto", "auto|cpu|cuda", "where to compute"),
-    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|fp32", "of activations; on a CPU fp32"),
+    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32", "of activations; on a GPU bf16, on a CPU fp32"),
     INT_AUTO("threads", threads, MACHINE, FREE, 1, 4096, "OMP_NUM_THREADS, else the CPUs it may use",
              "CPU threads"),
 
@@ -149,6 +149,10 @@ static const Option table[] = {
         "write -samples stories to stdout, with the model of -load (else of -run, else of the newest run)"),
     SWITCH("evaluate", evaluate, MODE, CALL,
            "print that model's loss on its run's held-out side, or on -heldout PATH (text or shards)"),
+    TEXT("compare", compare, MODE, CALL, "A,B", PATH_BYTES, "no comparison",
+         "train with each attention backend named (naive,flash): the same seed, data and -steps (or -minutes "
+         "for each); show them side by side; the runs and compare.json go into -run DIR (default: a new "
+         "runs/compare-...)"),
     SWITCH(
         "tokenize", tokenize, MODE, CALL,
         "make the run's tokenizer and shards in DIR/tokens and stop; -resume -run DIR then trains on them"),

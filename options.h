@@ -49,7 +49,9 @@ typedef struct Options {
     const char *device, *precision;
     int64_t threads;
     /* instead of training */
-    bool generate, evaluate, tokenize, encode, decode, special, print_config, dry_run, version, help;
+    bool generate, evaluate;
+    const char *compare;
+    bool tokenize, encode, decode, special, print_config, dry_run, version, help;
 } Options;
 
 /* Fills *options with the defaults, then from the command line. False with a line (exit code 2): an unknown

@@ -7,7 +7,7 @@
  *   tables      what is about to happen, in numbers, before it happens
  *   watching    held-out loss, stories
  *   training    steps; after some of them an evaluation, stories, a checkpoint; the end
- * then what is done instead of training (-generate, -evaluate, -encode, -decode), and main.
+ * then what is done instead of training (-generate, -evaluate, -compare, -encode, -decode), and main.
  *
  * Everything lives in one App. A function that can fail returns false with app->err set; main prints that one
  * line and ends with app->code. */
@@ -20,7 +20,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
@@ -29,10 +28,12 @@
 
 #include "attention/attention.h"
 #include "common.h"
+#include "compare.h"
 #include "data/batches.h"
 #include "data/report.h"
 #include "data/run.h"
 #include "data/shards.h"
+#include "measure.h"
 #include "model/checkpoint.h"
 #include "model/generate.h"
 #include "model/gpt.h"
@@ -62,15 +63,18 @@ static const double DEFAULT_MINUTES = 2.5;
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */
 typedef struct Pace {
-    uint64_t steps;      /* taken by this process, the first included */
-    double seconds;      /* of the steps after the first */
-    double timed;        /* of the steps after UNTIMED_STEPS */
-    double eval_seconds; /* of the newest evaluation */
-    double last_line;    /* when a step's line was last kept */
-    uint64_t last_kept;  /* and after which step */
+    uint64_t steps;           /* taken by this process, the first included */
+    double seconds;           /* of the steps after the first */
+    AttentionTimes attention; /* of them in attention */
+    double timed;             /* of the steps after UNTIMED_STEPS */
+    double eval_seconds;      /* of the newest evaluation */
+    double last_line;         /* when a step's line was last kept */
+    uint64_t last_kept;       /* and after which step */
 } Pace;
 
 typedef struct App {
+    int argc; /* the command line */
+    char **argv;
     const char *program; /* as it was called */
     double started;      /* seconds_now() */
     Options options;
@@ -338,9 +342,11 @@ static int64_t default_threads(void) {
 
 static bool check_modes(App *app) {
     const Options *o = &app->options;
-    const int modes = o->generate + o->evaluate + o->tokenize + o->encode + o->decode;
+    const int modes = o->generate + o->evaluate + (o->compare != NULL) + o->tokenize + o->encode + o->decode;
     if (modes > 1)
-        return USAGE(app, "-generate, -evaluate, -tokenize, -encode and -decode: give one of them");
+        return USAGE(app, "-generate, -evaluate, -compare, -tokenize, -encode and -decode: give one of them");
+    if (o->compare && (o->resume || o->force))
+        return USAGE(app, "-compare trains anew in a new folder: leave -resume and -force out");
     if (o->special && !o->encode) return USAGE(app, "-special belongs to -encode; leave it out");
     if (o->resume && o->force)
         return USAGE(app, "-resume goes on with a run, -force starts over: give one of them");
@@ -357,9 +363,12 @@ static bool settle_settings(App *app) {
     if (!settle_length(app)) return false;
     if (o->min_lr == OPTION_AUTO) o->min_lr = o->lr / 10;
     if (is_auto(o->threads)) o->threads = default_threads();
+    if (strcmp(o->device, "cpu") == 0 && strcmp(o->precision, "bf16") == 0)
+        return USAGE(app, "-precision bf16 is for a GPU; leave it out, or use -device cuda");
+#ifndef USE_CUDA
     if (strcmp(o->device, "cuda") == 0)
         return USAGE(app, "-device cuda: this build has no CUDA part; use -device cpu");
-    o->device = "cpu", o->precision = "fp32";
+#endif
     if (o->min_lr > o->lr) return USAGE(app, "-min-lr %g is above -lr %g; lower it", o->min_lr, o->lr);
     if (!o->evaluate && o->micro > o->batch)
         return USAGE(app, "-micro %" PRId64 " is more than -batch %" PRId64 "; lower it", o->micro, o->batch);
@@ -379,9 +388,24 @@ static bool check_path(App *app, const char *flag, const char *path) {
 
 /* ---- model: device, tokenizer, configuration ---- */
 
+/* -device auto: the GPU where there is one that works, else the CPU. From here on device and precision are
+ * what the run uses. */
 static bool open_device(App *app) {
+    Options *o = &app->options;
+#ifdef USE_CUDA
+    if (strcmp(o->device, "cpu") != 0) {
+        const bool fp32 = strcmp(o->precision, "fp32") == 0;
+        app->ops = fp32 ? &ops_cuda_fp32 : &ops_cuda;
+        app->stream = app->ops->open((int)o->threads, &app->err);
+        if (app->stream) o->device = "cuda", o->precision = fp32 ? "fp32" : "bf16";
+        if (app->stream || strcmp(o->device, "cuda") == 0) return app->stream != NULL;
+    }
+#endif
+    if (strcmp(o->precision, "bf16") == 0)
+        return USAGE(app, "-precision bf16 needs a GPU, and none was found; leave it out");
+    o->device = "cpu", o->precision = "fp32";
     app->ops = &ops_cpu;
-    app->stream = app->ops->open((int)app->options.threads, &app->err);
+    app->stream = app->ops->open((int)o->threads, &app->err);
     return app->stream != NULL;
 }
 
@@ -506,8 +530,13 @@ static AttentionShape attention_shape(const GptSetup *setup) {
                             .deterministic = setup->deterministic};
 }
 
-/* Bytes of memory that can be had without swapping; 0 where the system does not say. */
-static size_t memory_available(void) {
+/* Bytes of the device's memory that can be had (on a CPU: without swapping); 0 where the system does not say. */
+static size_t memory_available(const App *app) {
+    if (app->ops->memory) {
+        size_t free_bytes, total_bytes;
+        app->ops->memory(app->stream, &free_bytes, &total_bytes);
+        return free_bytes;
+    }
     FILE *file = fopen("/proc/meminfo", "re");
     char line[256];
     size_t kilobytes = 0;
@@ -523,18 +552,21 @@ static size_t planned_bytes(const GptSetup *setup) {
     return gpt_plan(setup, &plan, NULL) ? plan.total : SIZE_MAX;
 }
 
-/* -micro left open: on a CPU the largest divisor of the batch that takes few tokens (more gain nothing and
- * leave the caches) and whose activations take less than a quarter of the free memory. */
+/* -micro left open: the largest divisor of the batch that fits: on a CPU one that takes few tokens (more gain
+ * nothing and leave the caches) and whose activations take less than a quarter of the free memory; on a GPU,
+ * which more tokens fill better, one that leaves it a little for the libraries. */
 static size_t choose_micro(const GptSetup *setup, size_t rows, size_t free_bytes) {
+    const bool own_memory = setup->ops->memory != NULL;
     GptSetup smaller = *setup;
     smaller.B = 1;
-    const size_t least = planned_bytes(&smaller);
-    const size_t most = MICRO_TOKENS / setup->config.ctx;
+    const size_t least = own_memory ? 0 : planned_bytes(&smaller);
+    const size_t most = own_memory ? rows : MICRO_TOKENS / setup->config.ctx;
+    const size_t room = own_memory ? free_bytes / 32 * 31 : free_bytes / 4;
     for (size_t micro = rows < most ? rows : most; micro > 1; micro--) {
         if (rows % micro != 0) continue;
         smaller.B = micro;
         const size_t bytes = planned_bytes(&smaller);
-        if (bytes < SIZE_MAX && (free_bytes == 0 || bytes - least < free_bytes / 4)) return micro;
+        if (bytes < SIZE_MAX && (free_bytes == 0 || bytes - least < room)) return micro;
     }
     return 1;
 }
@@ -589,7 +621,7 @@ static bool plan_model(App *app, bool training, size_t rows) {
     setup->attention = attention_find(o->attention, app->ops->name, &shape, &app->err);
     if (!setup->attention) return app->code = EXIT_USAGE, false;
 
-    const size_t free_bytes = memory_available();
+    const size_t free_bytes = memory_available(app);
     setup->B = is_auto(o->micro)         ? choose_micro(setup, rows, free_bytes)
                : (size_t)o->micro < rows ? (size_t)o->micro
                                          : rows;
@@ -785,7 +817,13 @@ static void print_memory(App *app) {
     for (size_t i = 0; i < app->plan.rows; i++)
         fprintf(app->report, "  %10s  %s\n", metric((double)app->plan.row[i].bytes, "B").text,
                 app->plan.row[i].purpose);
-    const size_t free_bytes = memory_available();
+    if (app->ops->memory) {
+        size_t free_now, total;
+        app->ops->memory(app->stream, &free_now, &total);
+        fprintf(app->report, "  %10s  in use already: driver, kernels, libraries, other programs\n",
+                metric((double)(total - free_now), "B").text);
+    }
+    const size_t free_bytes = memory_available(app);
     fprintf(app->report, "  %10s  in all; free: %s\n", metric((double)app->plan.total, "B").text,
             free_bytes ? metric((double)free_bytes, "B").text : "not known");
 }
@@ -993,16 +1031,15 @@ static void log_start(App *app) {
                            (json_int_t)setup->attention->scratch_bytes(&shape), "memory_bytes", memory));
 }
 
+/* Times in attention are means over the steps after the first. */
 static void log_end(App *app, const char *reason) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-#if defined(__APPLE__)
-    const json_int_t peak = usage.ru_maxrss;
-#else
-    const json_int_t peak = (json_int_t)usage.ru_maxrss * 1024;
-#endif
-    log_row(app, json_pack("{s:s, s:I, s:s, s:I}", "type", "end", "step", (json_int_t)app->state.step,
-                           "reason", reason, "peak_memory_bytes", peak));
+    const Pace *pace = &app->pace;
+    const double steps = pace->steps > 1 ? (double)(pace->steps - 1) : NAN;
+    log_row(app, json_pack("{s:s, s:I, s:s, s:I, s:{s:o, s:o}}", "type", "end", "step",
+                           (json_int_t)app->state.step, "reason", reason, "peak_memory_bytes",
+                           (json_int_t)memory_peak(), "attention", "forward_ms",
+                           run_number(1e3 * pace->attention.forward / steps), "backward_ms",
+                           run_number(1e3 * pace->attention.backward / steps)));
 }
 
 static void write_report(App *app) {
@@ -1119,6 +1156,12 @@ static double seconds_left(const App *app) {
     return steps * mean_step_seconds(app) + evaluations * app->pace.eval_seconds;
 }
 
+/* The share of the device's peak that a step of so many seconds reaches; NaN where the peak is not known. */
+static double mfu(const App *app, double seconds) {
+    const double peak = app->ops->peak_flops ? app->ops->peak_flops(app->stream) : 0;
+    return peak > 0 ? gpt_flops_per_token(&app->setup.config) * step_tokens(app) / seconds / peak : NAN;
+}
+
 /* On a terminal each step's line takes the place of the one before, unless that is kept: one a second, or
  * every ten steps, whichever is rarer. In a file or pipe only those are printed. */
 static void print_step(App *app, const StepState *step, double loss, double seconds) {
@@ -1130,13 +1173,13 @@ static void print_step(App *app, const StepState *step, double loss, double seco
                       (now - pace->last_line >= 1 && app->state.step - pace->last_kept >= 10);
     if (keep) pace->last_line = now, pace->last_kept = app->state.step;
     if (!keep && !app->in_place) return;
-    char total[32] = "?";
+    char total[32] = "?", share[16] = "n/a";
     if (!is_auto(o->steps)) snprintf(total, sizeof total, "%" PRId64, o->steps);
-    /* The peak of a CPU is not known, so that neither is the share of it. */
+    if (isfinite(mfu(app, seconds))) snprintf(share, sizeof share, "%.1f %%", 100 * mfu(app, seconds));
     fprintf(app->report,
-            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s  MFU n/a  %s left%s",
+            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s  MFU %s  %s left%s",
             app->in_place ? "\r\033[K" : "", app->state.step, total, loss, (double)step->lr,
-            (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text,
+            (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text, share,
             duration(seconds_left(app)).text, keep ? "\n" : "");
     app->line_open = !keep;
     fflush(app->report);
@@ -1189,6 +1232,7 @@ static bool take_step(App *app) {
     if (!ranks_sum_gradients(&app->ranks, app->gpt, &app->err)) return false;
     gpt_step_end(app->gpt, adamw);
     const StepState step = gpt_step_state(app->gpt);
+    const AttentionTimes attention = attention_take_times();
 
     const double seconds = seconds_now() - begun, loss = step.loss_sum / (double)(batch * T);
     app->state.step++;
@@ -1196,13 +1240,17 @@ static bool take_step(App *app) {
     app->state.tokens += batch * T;
     app->state.seconds += seconds;
     app->state.eval_loss = NAN;
-    if (++app->pace.steps > 1) app->pace.seconds += seconds;
+    if (++app->pace.steps > 1) {
+        app->pace.seconds += seconds;
+        app->pace.attention.forward += attention.forward;
+        app->pace.attention.backward += attention.backward;
+    }
     if (app->pace.steps > UNTIMED_STEPS) app->pace.timed += seconds;
     log_row(app,
-            json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:n, s:I}", "type", "step", "step",
+            json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
                       (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
                       "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds, "tokens_per_s",
-                      (double)(batch * T) / seconds, "mfu", "tokens", (json_int_t)app->state.tokens));
+                      (double)(batch * T) / seconds, "mfu", run_number(mfu(app, seconds)), "tokens", (json_int_t)app->state.tokens));
     print_step(app, &step, loss, seconds);
     return check_finite(app, &step);
 }
@@ -1378,6 +1426,7 @@ static bool finish(App *app, bool trained) {
 /* From a plan that fits to the end of the run; the run and its data are open. */
 static bool train_model(App *app) {
     Options *o = &app->options;
+    app->setup.attention = attention_timed(app->setup.attention);
     if (!make_model(app) || !start_state(app)) return false;
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {
@@ -1395,6 +1444,21 @@ static bool train_model(App *app) {
     return finish(app, train_loop(app));
 }
 
+/* What training starts from, checked as far as it can be without reading text or making a folder. */
+static bool find_inputs(App *app) {
+    const Options *o = &app->options;
+    /* A run that goes on has its tokens already, and can be moved away from the text. */
+    const bool found = app->settings ||
+                       (check_path(app, "data", o->data) && check_path(app, "heldout", o->heldout) &&
+                        check_path(app, "tokenizer", o->tokenizer));
+    if (!found || !open_device(app) || !find_tokenizer(app)) return false;
+    if (o->load && !app->resume_from) {
+        app->model = find_model(app, o->load);
+        if (!app->model || !take_model(app)) return false;
+    }
+    return !names_shards(o->data) || open_shards(app, o->data, o->heldout);
+}
+
 /* Everything up to the first step. What needs no folder comes before one is made, so that a mistake leaves
  * none behind. */
 static bool train(App *app) {
@@ -1403,19 +1467,10 @@ static bool train(App *app) {
     app->in_place = isatty(STDOUT_FILENO);
     if (!take_run_settings(app) || !settle_settings(app) || !ranks_start(&app->ranks, &app->err))
         return false;
-    /* A run that goes on has its tokens already, and can be moved away from the text. */
-    bool done = app->settings ||
-                (check_path(app, "data", o->data) && check_path(app, "heldout", o->heldout) &&
-                 check_path(app, "tokenizer", o->tokenizer));
-    if (!done || !open_device(app) || !find_tokenizer(app)) return false;
-    if (o->load && !app->resume_from) {
-        app->model = find_model(app, o->load);
-        done = app->model && take_model(app);
-    }
-    done = done && (!names_shards(o->data) || open_shards(app, o->data, o->heldout)) &&
-           (o->tokenize || plan_model(app, true, (size_t)o->batch));
+    bool done = find_inputs(app) && (o->tokenize || plan_model(app, true, (size_t)o->batch));
     if (done && o->dry_run) {
-        done = !app->train || open_windows(app, DEFAULT_EVAL_TOKENS);
+        done = (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
+               memory_plan_process(&app->setup, &app->plan, &app->err);
         if (done) print_tables(app);
     } else if (done) {
         done = open_run(app) && open_data(app);
@@ -1425,7 +1480,8 @@ static bool train(App *app) {
             print_next(app);
         } else if (done) {
             /* Once more: the text may not have given as large a vocabulary as was asked for. */
-            done = open_windows(app, DEFAULT_EVAL_TOKENS) && plan_model(app, true, (size_t)o->batch);
+            done = open_windows(app, DEFAULT_EVAL_TOKENS) && plan_model(app, true, (size_t)o->batch) &&
+                   memory_plan_process(&app->setup, &app->plan, &app->err);
             if (done) {
                 o->micro = (int64_t)app->setup.B, o->attention = app->setup.attention->name;
                 print_tables(app);
@@ -1433,6 +1489,69 @@ static bool train(App *app) {
             done = done && train_model(app);
         }
     }
+    return done;
+}
+
+/* ---- instead of training: attention backends side by side ---- */
+
+/* Notes which of them cannot run here, and why: nothing is allocated yet. That none can is an error. */
+static bool plan_backends(App *app, Comparison *comparison) {
+    const GptConfig config = model_config(app);
+    const AttentionShape usual = {.B = 1, .T = 1, .H = 1, .D = 64, .training = true};
+    size_t can_run = 0;
+    if (!gpt_check_config(&config, &app->err)) return app->code = EXIT_USAGE, false;
+    for (size_t i = 0; i < comparison->count; i++) {
+        CompareBackend *backend = &comparison->backend[i];
+        app->options.attention = backend->name;
+        if (!attention_find(backend->name, app->ops->name, &usual, &app->err))
+            return app->code = EXIT_USAGE, error_prefix(&app->err, "-compare");
+        if (plan_model(app, true, (size_t)app->options.batch)) can_run++;
+        else backend->refusal = app->err;
+    }
+    if (can_run == 0)
+        return error_prefix(&app->err, "-compare: none of the backends can run; %s",
+                            comparison->backend[comparison->count - 1].name);
+    app->code = EXIT_FAILED; /* that one could not is no wrong usage */
+    for (size_t i = 0; i < comparison->count; i++)
+        if (comparison->backend[i].refusal.text[0])
+            say(app, "%s: %s", comparison->backend[i].name, comparison->backend[i].refusal.text);
+    return true;
+}
+
+/* The shards that the runs share are made here, unless -data names some. What one of them can be refused for
+ * is found out before. */
+static bool compare_backends(App *app) {
+    const Options *o = &app->options;
+    Comparison comparison;
+    if (!compare_list(&comparison, o->compare, &app->err)) return app->code = EXIT_USAGE, false;
+    app->report = stdout;
+    app->in_place = isatty(STDOUT_FILENO);
+    bool done = settle_settings(app) && find_inputs(app) && plan_backends(app, &comparison);
+    char *folder = done ? compare_folder(o->run, &app->err) : NULL;
+    char *tokens = folder && !names_shards(o->data) ? xformat("%s/tokens", folder) : NULL;
+    done = folder && (!tokens || make_tokens(app, tokens));
+    if (!done && stop_requested()) app->code = 128 + stop_requested();
+    if (done) {
+        finish_line(app);
+        fflush(app->report); /* before others write there */
+        if (tokens) comparison.floor = app->facts.heldout_floor;
+        done = compare_train(&comparison, folder, tokens, app->argc, app->argv, &app->err);
+    }
+    if (done) {
+        compare_show(&comparison, app->report);
+        done = compare_write(&comparison, folder, &app->err);
+    }
+    if (done) {
+        say(app, "all of it in %s/compare.json", folder);
+        if (comparison.stopped) app->stopped = 128 + comparison.stopped;
+        for (size_t i = 0; i < comparison.count && done; i++)
+            if (comparison.backend[i].failed)
+                done = error_set(&app->err, "-compare: %s %s", comparison.backend[i].name,
+                                 comparison.backend[i].refusal.text);
+    }
+    compare_free(&comparison);
+    free(tokens);
+    free(folder);
     return done;
 }
 
@@ -1709,7 +1828,9 @@ static void start_signals(void) {
 }
 
 int main(int argc, char **argv) {
-    App app = {.program = argc > 0 ? argv[0] : "train_gpt",
+    App app = {.argc = argc,
+               .argv = argv,
+               .program = argc > 0 ? argv[0] : "train_gpt",
                .started = seconds_now(),
                .code = EXIT_FAILED,
                .report = stderr};
@@ -1736,6 +1857,8 @@ int main(int argc, char **argv) {
         done = generate_stories(&app);
     } else if (o->evaluate) {
         done = evaluate_model(&app);
+    } else if (o->compare) {
+        done = compare_backends(&app);
     } else {
         training = true;
         done = train(&app);

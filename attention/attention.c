@@ -4,8 +4,15 @@
 #include <string.h>
 
 extern const Attention attention_flash_cpu, attention_naive_cpu;
+#ifdef USE_CUDA
+extern const Attention attention_naive_cuda, attention_naive_cuda_fp32;
+#endif
 
-const Attention *const attention_backends[] = {&attention_flash_cpu, &attention_naive_cpu, NULL};
+const Attention *const attention_backends[] = {
+#ifdef USE_CUDA
+    &attention_naive_cuda, &attention_naive_cuda_fp32,
+#endif
+    &attention_flash_cpu, &attention_naive_cpu, NULL};
 
 static bool name_fits(const char *wanted, const char *name) {
     const size_t n = strlen(wanted);

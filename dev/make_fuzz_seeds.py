@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/fuzz/seeds/<target>/: small inputs from which the fuzzers start (their forms: tests/fuzz/fuzz_*.c).
+"""Makes tests/fuzz/seeds/<target>/: small inputs from which the fuzzers start. What their bytes mean stands
+at the head of each tests/fuzz/fuzz_*.c.
 
     python3 dev/make_fuzz_seeds.py
 
@@ -25,9 +26,11 @@ def gzip(text, level=9):
 
 
 # stories: a byte for sizes, then the file.
-text = b"Anna found a ball.\r\n<|endoftext|>\n\n<|endoftext|>Ben's 12 hats \xe2\x98\x83 \xff\0 aaaa\n<|endoftext"
+text = b"Anna found a ball.\r\n<|endoftext|>\n\n<|endoftext|>Ben's 12 hats \xe2\x98\x83 \xff\0 aaaa\n"
+text += b"<|endoftext"
 seed("stories", "text", b"\x47" + text)
-seed("stories", "letters", b"\x83" + "  l'\u00e9t\u00e9 we'll don't \u4e2d\u6587 \u00a0\u2003 \u0661\u0662 \U0001f600".encode())
+letters = "  l'\u00e9t\u00e9 we'll don't \u4e2d\u6587 \u00a0\u2003 \u0661\u0662 \U0001f600"
+seed("stories", "letters", b"\x83" + letters.encode())
 seed("stories", "gzip", b"\x05" + gzip(text))
 seed("stories", "members", b"\x1e" + gzip(text[:30]) + gzip(b"") + gzip(text[30:], 0))
 seed("stories", "cut", b"\x02" + gzip(text)[:-6])
@@ -60,7 +63,8 @@ shapes = {"wte.weight": [V, C], "wpe.weight": [T, C]}
 for name, shape in {
     "ln_1.weight": [C], "ln_1.bias": [C], "attn.c_attn.weight": [C, 3 * C], "attn.c_attn.bias": [3 * C],
     "attn.c_proj.weight": [C, C], "attn.c_proj.bias": [C], "ln_2.weight": [C], "ln_2.bias": [C],
-    "mlp.c_fc.weight": [C, 4 * C], "mlp.c_fc.bias": [4 * C], "mlp.c_proj.weight": [4 * C, C], "mlp.c_proj.bias": [C],
+    "mlp.c_fc.weight": [C, 4 * C], "mlp.c_fc.bias": [4 * C],
+    "mlp.c_proj.weight": [4 * C, C], "mlp.c_proj.bias": [C],
 }.items():
     shapes["h.0." + name] = shape
 shapes["ln_f.weight"], shapes["ln_f.bias"] = [C], [C]
@@ -80,7 +84,8 @@ def tensors(dtype="F32", width=4, prefix="", more=()):
 for name, (text, size) in {
     "f32": tensors(),
     "f16": tensors("F16", 2, "transformer."),
-    "bf16": tensors("BF16", 2, "", [("h.0.attn.bias", [1, 1, 1, 1], "BOOL", 1), ("lm_head.weight", [0], "I64", 8)]),
+    "bf16": tensors("BF16", 2, more=[("h.0.attn.bias", [1, 1, 1, 1], "BOOL", 1),
+                                     ("lm_head.weight", [0], "I64", 8)]),
 }.items():
     seed("safetensors", name, b"\x01" + struct.pack("<H", size) + text)
 text, size = tensors()
@@ -94,8 +99,9 @@ seed("config", "gpt2", json.dumps(config).encode())
 seed("config", "rotary", json.dumps(dict(config, model_type="train_gpt_rotary", n_inner=64)).encode())
 seed("config", "large", json.dumps(dict(config, n_embd=2147483646, n_positions=2147483647,
                                         vocab_size=16777216)).encode())
-seed("config", "state", json.dumps({"step": 3, "updates": 3, "tokens": 96, "total_steps": 9223372036854775807,
-                                    "best_step": 0, "seconds": 1.5, "eval_loss": None, "best_loss": 2.5}).encode())
+state = {"step": 3, "updates": 3, "tokens": 96, "total_steps": 9223372036854775807, "best_step": 0,
+         "seconds": 1.5, "eval_loss": None, "best_loss": 2.5}
+seed("config", "state", json.dumps(state).encode())
 
 # manifest: a byte for whether the last line is put in, then the lines.
 lines = b""
@@ -103,23 +109,28 @@ for name, content in {"a": b"five\n", "config.json": b"{}", "empty": b""}.items(
     lines += b"%d %08x %s\n" % (len(content), zlib.crc32(content), name.encode())
 seed("manifest", "whole", b"\0" + lines + b"end %08x\n" % zlib.crc32(lines))
 seed("manifest", "lines", b"\1" + lines)
-for name in ("link", "pipe", "folder", "..", "MANIFEST", "x/a"):
-    seed("manifest", "names-" + name.strip(".").replace("/", "-").lower(), b"\1" + lines[:13] + b"0 00000000 %s\n" % name.encode())
+for file, name in {"link": "link", "pipe": "pipe", "folder": "folder", "up": "..", "itself": "MANIFEST",
+                   "inside": "folder/a"}.items():
+    seed("manifest", "names-" + file, b"\1" + b"0 00000000 %s\n" % name.encode())
 
 # settings: run.json.
-settings = {"data": None, "heldout": "a b", "vocab": 257, "layers": 3, "heads": 1, "position": "rotary", "dropout": 0.5,
-            "attention": "flash", "deterministic": False, "batch": 4, "micro": None, "steps": 7, "minutes": None,
-            "lr": 0.003, "min_lr": None, "seed": 9007199254740992, "prompt": "once \u00e9", "top_p": 1,
+settings = {"data": None, "heldout": "a b", "vocab": 257, "layers": 3, "heads": 1, "position": "rotary",
+            "dropout": 0.5, "attention": "flash", "deterministic": False, "batch": 4, "micro": None,
+            "steps": 7, "minutes": None, "lr": 0.003, "min_lr": None, "seed": 9007199254740992,
+            "prompt": "once \u00e9", "top_p": 1,
             "chosen": ["warmup"], "train_identity": 4294967295, "version": "0.1.0"}
 seed("settings", "all", json.dumps(settings).encode())
 seed("settings", "nested", b'{"steps": 7, "a": {"b": {"c": [1, {}, ""]}, "d": {}}, "lr": 1e2}')
 
 # log: a byte for the step, then the log.
 rows = [
-    {"type": "start", "time": 1700000000, "version": "0.1.0", "config": {}, "attention": {"kernel": "flash"}},
+    {"type": "start", "time": 1700000000, "version": "0.1.0", "config": {},
+     "attention": {"kernel": "flash"}},
     {"type": "eval", "step": 0, "loss": 5.5, "bits_per_byte": 2.5, "tokens": 64, "floor": 1.25},
-    {"type": "step", "step": 1, "loss": 5.25, "lr": 1e-3, "grad_norm": 1.5, "ms": 2.5, "tokens_per_s": 1e5, "mfu": None, "tokens": 64},
-    {"type": "step", "step": 2, "loss": None, "lr": 1e-3, "grad_norm": None, "ms": 2.5, "tokens_per_s": 1e5, "mfu": 0.5, "tokens": 128},
+    {"type": "step", "step": 1, "loss": 5.25, "lr": 1e-3, "grad_norm": 1.5, "ms": 2.5, "tokens_per_s": 1e5,
+     "mfu": None, "tokens": 64},
+    {"type": "step", "step": 2, "loss": None, "lr": 1e-3, "grad_norm": None, "ms": 2.5, "tokens_per_s": 1e5,
+     "mfu": 0.5, "tokens": 128},
     {"type": "sample", "step": 2, "prompt": "On", "text": "Once <b> \u0000 \u00e9"},
     {"type": "end", "step": 2, "reason": "done", "peak_memory_bytes": 1000000},
 ]

@@ -2,7 +2,8 @@
  *
  * Rules that every device keeps:
  *  - an operation is queued on a stream and returns at once or when done; none gives a number to the host
- *    (state_read is the one that waits);
+ *    (read_state is the one that waits), and none can fail but by a fault of the device, which ends the process
+ *    with one line and exit 1;
  *  - sums over tokens are taken in a fixed order: two runs are bit-equal on the same number of threads;
  *  - activations are act_t (float on a CPU, bf16 on a GPU), statistics, losses, gradients of parameters and
  *    optimizer state are fp32, sums of losses are double;
@@ -69,6 +70,10 @@ typedef struct Ops {
     void (*synchronize)(Stream *stream);
     /* "2 threads, AVX-512, oneDNN 2.6.3", for the start-up table. */
     void (*describe)(Stream *stream, char *text, size_t size);
+    /* Bytes of device memory that are free now, of how many. NULL: the device's memory is the host's. */
+    void (*memory)(Stream *stream, size_t *free_bytes, size_t *total_bytes);
+    /* Dense FLOP/s at best of matrix products of act_t; 0: not known. NULL: likewise. */
+    double (*peak_flops)(Stream *stream);
     /* Device memory, zeroed; NULL with numbers where there is not enough. Never called within a step. */
     void *(*allocate)(Stream *stream, size_t bytes, Error *err);
     void (*release)(Stream *stream, void *memory);
@@ -140,6 +145,9 @@ typedef struct Ops {
 } Ops;
 
 extern const Ops ops_cpu;
+#ifdef USE_CUDA
+extern const Ops ops_cuda, ops_cuda_fp32; /* bf16 activations; fp32 ones, for checking */
+#endif
 
 #ifdef __cplusplus
 }

@@ -1,15 +1,17 @@
-/* crash_shim.c - a library to preload (LD_PRELOAD) that counts what a program changes below one folder, call by
- * call, writes it down, and at one of the calls ends the process or lets the call fail. tests/test_crash.sh
- * drives it, by the environment:
+/* crash_shim.c - a library to preload (LD_PRELOAD) that counts what a program changes below one folder, call
+ * by call, writes it down, and at one of the calls ends the process or lets the call fail.
+ * tests/test_crash.sh drives it, by the environment:
  *   CRASH_FOLDER  absolute; only calls with an absolute path, or on a file open for writing, below it count
  *   CRASH_TRACE   a file to which each counted call is appended: "number name path"
  *   CRASH_AT      the number of a call, from 1; without it nothing is done to any
- *   CRASH_HOW     kill: SIGKILL before the call, of a write after half of its bytes; ENOSPC, EIO: the call fails
+ *   CRASH_HOW     kill: SIGKILL before the call, of a write after half of its bytes; ENOSPC, EIO: the call
+ *                 fails
  *
- * It is the system calls that are counted, not the C library's functions: what stdio writes never passes through
- * a symbol that could be replaced. A seccomp filter turns each of them into a SIGSYS; the handler counts it and
- * makes the call itself, with a mark in the sixth argument, which none of them has, by which the filter lets it
- * pass. For Linux on x86-64 and ARM64. Where there is no seccomp, the program ends with code 77. */
+ * It is the system calls that are counted, not the C library's functions: what stdio writes never passes
+ * through a symbol that could be replaced. A seccomp filter turns each of them into a SIGSYS; the handler
+ * counts it and makes the call itself, with a mark in the sixth argument, which none of them has, by which
+ * the filter lets it pass. For Linux on x86-64 and ARM64. Where there is no seccomp, the program ends with
+ * code 77. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -35,12 +37,12 @@ typedef struct Call {
     int fd, path; /* which argument says what is changed; -1: the other one does */
 } Call;
 static const Call calls[] = {
-    {"write", SYS_write, 0, -1},       {"pwrite", SYS_pwrite64, 0, -1},  {"ftruncate", SYS_ftruncate, 0, -1},
-    {"fsync", SYS_fsync, 0, -1},       {"close", SYS_close, 0, -1},      {"open", SYS_openat, -1, 1},
-    {"mkdir", SYS_mkdirat, -1, 1},     {"unlink", SYS_unlinkat, -1, 1},  {"rename", SYS_renameat2, -1, 3},
+    {"write", SYS_write, 0, -1},     {"pwrite", SYS_pwrite64, 0, -1}, {"ftruncate", SYS_ftruncate, 0, -1},
+    {"fsync", SYS_fsync, 0, -1},     {"close", SYS_close, 0, -1},     {"open", SYS_openat, -1, 1},
+    {"mkdir", SYS_mkdirat, -1, 1},   {"unlink", SYS_unlinkat, -1, 1}, {"rename", SYS_renameat2, -1, 3},
     {"rename", SYS_renameat, -1, 3},
 #ifdef SYS_rename /* the older calls, which x86-64 has besides */
-    {"mkdir", SYS_mkdir, -1, 0},       {"unlink", SYS_unlink, -1, 0},    {"rmdir", SYS_rmdir, -1, 0},
+    {"mkdir", SYS_mkdir, -1, 0},     {"unlink", SYS_unlink, -1, 0},   {"rmdir", SYS_rmdir, -1, 0},
     {"rename", SYS_rename, -1, 1},
 #endif
 };
@@ -54,12 +56,12 @@ static atomic_ulong count;
 
 /* The call itself; as the kernel answers: below 0 for an error. */
 static long make_call(long number, const unsigned long argument[5]) {
-    const long result =
-        syscall(number, argument[0], argument[1], argument[2], argument[3], argument[4], (long)MARK);
+    const long result = syscall(number, argument[0], argument[1], argument[2], argument[3], argument[4],
+                                (long)MARK);
     return result == -1 ? -errno : result;
 }
 
-/* What a call is about, if that counts: false for a file open for reading, or for what is not in the folder. */
+/* What a call is about, if that counts: not a file open for reading, nor what lies outside the folder. */
 static bool is_counted(const Call *call, const unsigned long argument[5], char *path, size_t size) {
     if (call->fd >= 0) {
         char link[64];
@@ -122,7 +124,8 @@ static bool install_filter(void) {
     struct sock_filter filter[5 + CALLS];
     size_t n = 0;
     /* Marked: allow. One of the calls: trap. Else: allow. */
-    filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]));
+    filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+                                               offsetof(struct seccomp_data, args[5]));
     filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MARK, CALLS + 1, 0);
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
     for (size_t i = 0; i < CALLS; i++)

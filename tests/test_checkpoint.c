@@ -334,14 +334,14 @@ TEST(damage_is_found) {
         const char *file = checkpoint_files[f];
         char *path = xstrdup(at("damage/step-00000003/%s", file));
         Buffer good = read_plain(path);
-        for (int round = 0; round < 8; round++) {
+        for (int round = 0; round < 100; round++) {
             const size_t byte = (size_t)rng_below(&rng, good.size), bit = (size_t)rng_below(&rng, 8);
             good.data[byte] ^= (uint8_t)(1u << bit);
             write_plain(path, good.data, good.size);
             good.data[byte] ^= (uint8_t)(1u << bit);
             expect_passed_over(file, "a flipped bit");
         }
-        for (int round = 0; round < 4; round++) {
+        for (int round = 0; round < 20; round++) {
             write_plain(path, good.data, round ? (size_t)rng_below(&rng, good.size) : 0);
             expect_passed_over(file, "cut");
         }

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # test_crash.sh - nothing is lost: a run is killed at each system call that changes its folder, each of them
-# fails once with ENOSPC and once with EIO, and the disk is full for real. Takes the program's path, beside which
-# tests/crash_shim.so was built; prints what failed, and at last "crash: N passed, N failed, N skipped".
+# fails once with ENOSPC and once with EIO, and the disk is full for real. Takes the program's path, beside
+# which tests/crash_shim.so was built; prints what failed, and at last "crash: N passed, N failed, N skipped".
 #
-# The run goes on from its checkpoint after step 1 to step 3, so that the calls are those of a start, of a save
-# between steps with the removal of an older checkpoint, and of the last save. CRASH_EVERY=n tries every n-th
-# call only, for builds that are slow.
+# The run goes on from its checkpoint after step 1 to step 3, so that the calls are those of a start, of a
+# save between steps with the removal of an older checkpoint, and of the last save. CRASH_EVERY=n tries every
+# n-th call only, for builds that are slow.
+# shellcheck disable=SC2317 # functions are also called by names in variables
 set -u
 program=$(realpath "${1:?usage: test_crash.sh PROGRAM}")
 shim=$(dirname "$program")/tests/crash_shim.so
@@ -35,20 +36,19 @@ finish() {
 }
 
 go_on() { "$program" -resume -run "$tmp/$1" -keep 1; }
-# The same with the shim: watched RUN AT HOW.
+# The same with the shim: watched RUN AT HOW. The leak checker makes calls where none can be trapped.
 watched() {
-    CRASH_FOLDER=$tmp/$1 CRASH_TRACE=$tmp/$1.trace CRASH_AT=$2 CRASH_HOW=$3 LD_PRELOAD=$shim go_on "$1"
+    CRASH_FOLDER=$tmp/$1 CRASH_TRACE=$tmp/$1.trace CRASH_AT=$2 CRASH_HOW=$3 LD_PRELOAD=$shim \
+        ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 go_on "$1"
 }
 steps_of() { grep '"type":"step"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
-newest_of() { find "$1/checkpoints" -name 'step-00000???' -printf '%f\n' | sort | tail -n 1; }
 
 # The run is where it would be without any trouble: model, optimizer, each step once in the log (unless rows
 # could not be written), nothing left of a file that was begun.
 is_right() { # RUN [no-log]
     local file
-    for file in model optimizer; do
-        cmp "reference/checkpoints/step-00000003/$file.safetensors" "$1/checkpoints/step-00000003/$file.safetensors" ||
-            return
+    for file in checkpoints/step-00000003/{model,optimizer}.safetensors; do
+        cmp "reference/$file" "$1/$file" || return
     done
     [[ ${2-} == no-log ]] || steps_of "$1" | cmp - reference.steps || return
     [[ -z $(find "$1" -name '*.tmp*') ]] || { echo "left over: $(find "$1" -name '*.tmp*')"; return 1; }
@@ -59,8 +59,8 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     printf 'Anna had %d hats. Ben found one of them, and they were glad.\n<|endoftext|>\n' $i
 done > stories.txt
 if ! "$program" -data stories.txt -vocab 257 -threads 1 -layers 1 -heads 1 -channels 16 -ctx 16 -batch 2 \
-    -dropout 0.1 -steps 3 -samples 0 -eval-every 0 -eval-tokens 16 -checkpoint-every 1 -keep 9 -run reference \
-    > output 2>&1; then
+    -dropout 0.1 -steps 3 -samples 0 -eval-every 0 -eval-tokens 16 -checkpoint-every 1 -keep 9 \
+    -run reference > output 2>&1; then
     fail 'the run without trouble' output
     finish
 fi
@@ -69,8 +69,7 @@ cp -r reference base
 rm -r base/checkpoints/step-0000000[23]
 
 # ---- full for real: in a file system of 1 MiB, with more and more pages left ----
-# (A shell of its own that may mount; it runs this file again, with the pages' number behind the program's path.)
-full_disk() {
+full_disk() { # in a shell that may mount
     local pages status
     mkdir "$tmp/full" && mount -t tmpfs -o size=1m tmpfs "$tmp/full" || return
     for pages in 0 1 2 3 4 5 6 8 10 12 16 20 24 28 32 40 60 100; do
@@ -81,7 +80,8 @@ full_disk() {
         go_on full/run > output 2> errors || status=$?
         # Whatever happens is said, and where a save failed, the one before is there.
         if [[ $status == 1 ]]; then
-            tail -n 1 errors | grep -q '^train_gpt: error: ' || { echo "$pages pages: $(cat errors)"; return 1; }
+            tail -n 1 errors | grep -q '^train_gpt: error: ' ||
+                { echo "$pages pages: $(cat errors)"; return 1; }
             echo refused >> outcomes
         elif [[ $status != 0 ]]; then
             echo "$pages pages: exit code $status: $(cat errors)"
@@ -94,12 +94,19 @@ full_disk() {
         rm -r full/run
     done
     # Too few pages for the start, too few for a save, and enough: each was among them.
-    grep -q went-on outcomes && (($(grep -c refused outcomes) < 18)) || { echo "$(sort outcomes | uniq -c)"; return 1; }
+    if ! grep -q went-on outcomes || (($(grep -c refused outcomes) == 18)); then
+        sort outcomes | uniq -c
+        return 1
+    fi
 }
 if unshare --user --map-root-user --mount mount -t tmpfs tmpfs "$tmp/base" 2> output; then
     export -f full_disk go_on is_right steps_of
-    if program=$program tmp=$tmp unshare --user --map-root-user --mount bash -c full_disk > output 2>&1; then pass
-    else fail 'a disk that is full' output; fi
+    export program tmp
+    if unshare --user --map-root-user --mount bash -c full_disk > output 2>&1; then
+        pass
+    else
+        fail 'a disk that is full' output
+    fi
 else
     skip 'a disk that is full' 'this user may not mount a file system of its own'
 fi
@@ -123,9 +130,9 @@ if ((status != 0 || calls < 100)) || ! is_right run >> output 2>&1; then
 fi
 pass
 
-# What gets its name by a rename was written as NAME.tmp...: all of it is on the disk before, files first, then
-# the folder; the name itself is brought to the disk before anything else happens. MANIFEST comes last.
-awk -v parent_of_all="$tmp/run" '
+# What gets its name by a rename was written as NAME.tmp...: all of it is on the disk before, files first,
+# then the folder; the name itself is brought to the disk before anything else happens. MANIFEST comes last.
+if awk '
     function wrong(what) { print "call " $1 ": " $2 " " $3 ": " what; bad = 1 }
     function folder(path) { sub("/[^/]*$", "", path); return path }
     next_fsync != "" && ($2 != "fsync" || $3 != next_fsync) { wrong("expected fsync " next_fsync) }
@@ -134,10 +141,12 @@ awk -v parent_of_all="$tmp/run" '
     $2 == "open" { unsynced[folder($3)] = 1; if (folder($3) in manifest) wrong("a file after MANIFEST") }
     $2 == "open" && $3 ~ "/MANIFEST$" {
         manifest[folder($3)] = 1
-        for (path in unsynced) if (index(path, folder($3) "/") == 1 && path != $3) wrong(path " is not on the disk")
+        for (path in unsynced)
+            if (index(path, folder($3) "/") == 1 && path != $3) wrong(path " is not on the disk")
     }
     $2 == "fsync" {
-        for (path in unsynced) if (index(path, $3 "/") == 1 && $3 ~ "/step-[0-9]*[.]tmp") wrong("before " path)
+        for (path in unsynced)
+            if (index(path, $3 "/") == 1 && $3 ~ "/step-[0-9]*[.]tmp") wrong("before " path)
         delete unsynced[$3]
     }
     $2 == "rename" {
@@ -149,7 +158,11 @@ awk -v parent_of_all="$tmp/run" '
     END {
         if (saves != 2 || renames < 6) { print saves + 0 " saves and " renames + 0 " renames"; bad = 1 }
         exit bad
-    }' run.trace > output && pass || fail 'the order of calls' output
+    }' run.trace > output; then
+    pass
+else
+    fail 'the order of calls' output
+fi
 
 # ---- killed at call N ----
 killed_at() {
@@ -173,7 +186,10 @@ old_one_stays() { # N TRACE
     awk -v n="$1" '
         $2 == "rename" && $3 ~ "/checkpoints/step-" { renamed = $1 != n; next }
         renamed { safe = safe || $1 != n; renamed = 0 }
-        ($2 == "unlink" || $2 == "rmdir") && $3 ~ "/step-00000001(/|$)" && !safe { print "too early: " $0; exit 1 }
+        ($2 == "unlink" || $2 == "rmdir") && $3 ~ "/step-00000001(/|$)" && !safe {
+            print "too early: " $0
+            exit 1
+        }
     ' "$2"
 }
 failing_at() { # N ERROR WORDS
@@ -189,10 +205,12 @@ failing_at() { # N ERROR WORDS
     esac
     if [[ $status == 1 ]]; then
         # Only at the start, or where the last save failed: of a run that goes on nothing else may end it.
-        tail -n 1 "$name.err" | grep -q '^train_gpt: error: ' || { echo "no error: $(cat "$name.err")"; return 1; }
+        tail -n 1 "$name.err" | grep -q '^train_gpt: error: ' ||
+            { echo "no error: $(cat "$name.err")"; return 1; }
         case "$call $path" in
-        *' '*/step-00000003* | *' '*/lock | *' '*/run.json* | *' '*/log.jsonl.tmp | 'rename '*/log.jsonl) ;;
-        *) [[ $(sed -n "$(($1 - 1))p" "$name.trace") == *' rename '* ]] || # a folder's fsync, after the rename
+        *' '*/step-00000003* | *' '*/lock | *' '*/run.json* | *' '*/log.jsonl.tmp) ;;
+        'rename '*/log.jsonl | "fsync $tmp/$name") ;; # the run folder: after the rename of one of these
+        *) [[ $call == fsync && $(sed -n "$(($1 - 1))p" "$name.trace") == *' rename '*/step-00000003 ]] ||
             { echo "ended the run: $(cat "$name.err")"; return 1; } ;;
         esac
         go_on "$name" > "$name.out" 2> "$name.err" || { echo "going on: $(cat "$name.err")"; return 1; }
@@ -201,7 +219,7 @@ failing_at() { # N ERROR WORDS
         echo "exit code $status: $(cat "$name.err")"
         return 1
     fi
-    is_right "$name" $log
+    is_right "$name" "$log"
 }
 
 # Two at a time; each test is one line in the file that collects them: passed, or what went wrong.
@@ -210,8 +228,12 @@ try_all() { # NAME FUNCTION ARGUMENT...
     shift 2
     for worker in 0 1; do
         for ((n = 1 + worker * every; n <= calls; n += 2 * every)); do
-            if "$function" $n "$@" > "tried.$worker" 2>&1; then echo passed
-            else echo "call $n, $(sed -n "${n}p" run.trace | cut -d ' ' -f 2- | sed "s,$tmp/,,"): $(head -n 3 "tried.$worker")"; fi
+            if "$function" $n "$@" > "tried.$worker" 2>&1; then
+                echo passed
+            else
+                call=$(sed -n "s,^$n \\(.*\\)$tmp/,\\1,p" run.trace)
+                echo "call $n, $call: $(head -n 3 "tried.$worker")"
+            fi
             rm -rf ./*-"$n" ./*-"$n".*
         done > "results.$worker" &
     done

@@ -1,10 +1,10 @@
 /* fuzz.h - what the fuzz targets share. A target is one file fuzz_<name>.c with LLVMFuzzerTestOneInput
- * (libFuzzer); its seeds lie in seeds/<name>/ and are made by dev/make_fuzz_seeds.py. `make fuzz` builds them;
- * tests/test_fuzz.sh runs each for a while; one of them alone, for as long as one likes:
+ * (libFuzzer); its seeds lie in seeds/<name>/ and are made by dev/make_fuzz_seeds.py. `make fuzz` builds
+ * them; tests/test_fuzz.sh runs each for a while; one of them alone, for as long as one likes:
  *     build/fuzz/tests/fuzz/fuzz_stories -max_len=4096 CORPUS tests/fuzz/seeds/stories
  *
- * A target finds more than crashes: what must hold for every input is said by MUST, which ends the process with
- * a line, and libFuzzer then keeps the input. */
+ * A target finds more than crashes: what must hold for every input is said by MUST, which ends the process
+ * with a line, and libFuzzer then keeps the input. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -17,25 +17,26 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size);
 
-#define MUST(condition)                                                            \
-    do {                                                                           \
-        if (!(condition)) {                                                        \
+#define MUST(condition)                                                             \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
             fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            abort();                                                               \
-        }                                                                          \
+            abort();                                                                \
+        }                                                                           \
     } while (0)
 
-static char fuzz_root[64];
+static char fuzz_root[512];
 
 static inline void fuzz_remove_folder(void) {
     folder_remove(fuzz_root, NULL);
 }
 
-/* A folder of this process, in memory where there is such a place; removed at the end. */
+/* A folder of this process, in TMPDIR, else in memory where there is such a place; removed at the end. */
 static inline const char *fuzz_folder(void) {
     if (!fuzz_root[0]) {
-        snprintf(fuzz_root, sizeof fuzz_root, "%s/fuzz.XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+        const char *folder = getenv("TMPDIR");
+        if (!folder) folder = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+        snprintf(fuzz_root, sizeof fuzz_root, "%s/fuzz.XXXXXX", folder);
         MUST(mkdtemp(fuzz_root));
         atexit(fuzz_remove_folder);
     }

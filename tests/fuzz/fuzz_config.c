@@ -1,5 +1,5 @@
 /* fuzz_config.c - the two small JSON files of a checkpoint, config.json and state.json; the input is both. A
- * configuration that is accepted can be planned: no product of its sizes overflows, however large they are. */
+ * configuration that is accepted can be planned: no product of its sizes overflows, however large. */
 #include "fuzz.h"
 
 #include "../../model/checkpoint.h"

@@ -1,5 +1,5 @@
-/* fuzz_log.c - a log.jsonl: cut back to a step it holds no row past it, and cutting again changes nothing; the
- * report is drawn from any log that can be read.
+/* fuzz_log.c - a log.jsonl: cut back to a step it holds no row past it, and cutting again changes nothing;
+ * the report is drawn from any log that can be read.
  *
  * The first byte of the input is the step, the rest the log. */
 #include "fuzz.h"

@@ -1,5 +1,5 @@
-/* fuzz_manifest.c - a MANIFEST beside three files, a link out of the folder, a pipe and a folder: it is accepted
- * only if each of its lines is true of one of the three files.
+/* fuzz_manifest.c - a MANIFEST beside three files, a link out of the folder, a pipe and a folder: it is
+ * accepted only if each of its lines is true of one of the three files.
  *
  * The first byte of the input chooses: even, the rest is the MANIFEST; odd, its last line is put in. */
 #include "fuzz.h"

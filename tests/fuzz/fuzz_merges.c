@@ -1,5 +1,5 @@
-/* fuzz_merges.c - a merges file: what is accepted is a tokenizer that writes itself down so that it comes back
- * the same, and that encodes any text so that it comes back the same.
+/* fuzz_merges.c - a merges file: what is accepted is a tokenizer that writes itself down so that it comes
+ * back the same, and that encodes any text so that it comes back the same.
  *
  * The input is the merges' text and, behind its first NUL, a text to encode. */
 #include "fuzz.h"

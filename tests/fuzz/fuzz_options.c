@@ -1,4 +1,5 @@
-/* fuzz_options.c - a command line: what is accepted can be written as a run's settings and comes back as it was.
+/* fuzz_options.c - a command line: what is accepted can be written as a run's settings and comes back as it
+ * was.
  *
  * The input is the arguments, each ended by a NUL; the last one may be without. */
 #include "fuzz.h"

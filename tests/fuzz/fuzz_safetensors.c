@@ -1,8 +1,10 @@
-/* fuzz_safetensors.c - a model.safetensors from anywhere (a folder without MANIFEST) into a model of fixed shape.
+/* fuzz_safetensors.c - a model.safetensors from anywhere (a folder without MANIFEST) into a model of fixed
+ * shape.
  *
- * The first byte of the input chooses: even, the rest is the file; odd, two bytes of little-endian size and the
- * header's text follow, from which the harness makes the length before it and as many bytes of data behind it.
- * So the checks of the header are reached although its length and the file's would have to be right. */
+ * The first byte of the input chooses: even, the rest is the file; odd, two bytes of little-endian size and
+ * the header's text follow, from which the harness makes the length before it and as many bytes of data
+ * behind it. So the checks of the header are reached although its length and the file's would have to be
+ * right. */
 #include "fuzz.h"
 
 #include "../../model/checkpoint.h"

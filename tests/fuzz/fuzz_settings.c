@@ -1,5 +1,6 @@
-/* fuzz_settings.c - a run.json, as -resume reads it: settings that are accepted are held to the flags' types and
- * ranges, so that they survive being written and read once more. The report shows them, whatever they are.
+/* fuzz_settings.c - a run.json, as -resume reads it: settings that are accepted are held to the flags' types
+ * and ranges, so that they survive being written and read once more. The report shows them, whatever they
+ * are.
  *
  * Some flags are given on the command line, too, one of which may not change. */
 #include "fuzz.h"

@@ -1,9 +1,10 @@
-/* fuzz_shards.c - token shards, ours and llm.c's: whatever the file holds, no id out of range comes out of it.
+/* fuzz_shards.c - token shards, ours and llm.c's: whatever the file holds, no id out of range comes out of
+ * it.
  *
- * The first byte of the input chooses how the rest becomes a file, so that what lies behind a checksum or a long
- * header of zeros is reached, too:
- *   bits 0-1   0: the file as it is; 1: the header's first 44 bytes, then tokens: zeros and the CRCs that fit are
- *              put in; 2: the first 12 bytes of an llm.c header, then tokens: zeros are put in
+ * The first byte of the input chooses how the rest becomes a file, so that what lies behind a checksum or a
+ * long header of zeros is reached, too:
+ *   bits 0-1   0: the file as it is; 1: the header's first 44 bytes, then tokens: zeros and the CRCs that fit
+ *              are put in; 2: the first 12 bytes of an llm.c header, then tokens: zeros are put in
  *   bit 2      a tokenizer is given
  *   bits 3-7   tokens that are read at a time, less one */
 #include "fuzz.h"

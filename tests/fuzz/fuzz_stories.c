@@ -1,5 +1,5 @@
-/* fuzz_stories.c - text of any kind, plain or gzip, on its way to tokens: the stories do not depend on the read
- * size, a tokenizer can be trained on them, and what it encodes comes back byte by byte.
+/* fuzz_stories.c - text of any kind, plain or gzip, on its way to tokens: the stories do not depend on the
+ * read size, a tokenizer can be trained on them, and what it encodes comes back byte by byte.
  *
  * The first byte of the input chooses the small read size and what the tokenizer's size is; the rest is the
  * file. */

@@ -1,0 +1,69 @@
+/* compare.h - the same training with each of several attention backends, side by side: -compare naive,flash.
+ *
+ *     Comparison comparison;
+ *     compare_list(&comparison, "naive,flash", &err);   then note in `refusal` what cannot run here, and why
+ *     char *folder = compare_folder(NULL, &err);        then make the tokens in it, if there are none
+ *     compare_train(&comparison, folder, tokens, argc, argv, &err);
+ *     compare_show(&comparison, stdout);  compare_write(&comparison, folder, &err);
+ *
+ * Each backend trains in a process of its own, this program again with the user's own flags, one after the
+ * other: so its peak memory is its own, and a crash ends it alone. What is compared is read from the runs'
+ * logs. FOLDER holds
+ *     tokens/           shared by the runs; none where the user's -data names shards
+ *     naive/, flash/    the runs, like any others
+ *     compare.json      what is shown, for programs */
+#ifndef COMPARE_H
+#define COMPARE_H
+
+#include "common.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COMPARE_BACKENDS = 8, COMPARE_NAME_BYTES = 32 };
+
+/* A held-out loss. */
+typedef struct CompareEval {
+    uint64_t step;
+    double loss; /* nats per token; not a number where that is what the run found */
+} CompareEval;
+
+typedef struct CompareBackend {
+    char name[COMPARE_NAME_BYTES]; /* as the user named it, and of its run's folder */
+    Error refusal;                 /* why it did not run or not to its end; "" where it did */
+    bool ran, failed;              /* there is a log; it began and failed */
+    CompareEval *evals;            /* (n_evals) */
+    size_t n_evals;
+    /* Of the run, not a number where not known. Times are means over the steps after the first. */
+    double steps, micro, tokens_per_s, ms, forward_ms, backward_ms;
+    double saved_bytes; /* by attention for backward, in all layers; besides qkv, out and lse */
+    double planned_bytes, peak_bytes;
+} CompareBackend;
+
+typedef struct Comparison {
+    CompareBackend backend[COMPARE_BACKENDS];
+    size_t count;
+    double floor; /* of the held-out loss; not a number where not known */
+    int stopped;  /* the signal that ended it early, or 0 */
+} Comparison;
+
+/* From names with commas between. They name folders: letters, digits and _ only. */
+bool compare_list(Comparison *comparison, const char *names, Error *err);
+/* Makes the folder, which must be new or empty; path NULL: runs/compare-YYYYMMDD-HHMMSS, with -2, -3 ... behind
+ * it where that exists. To be freed. */
+char *compare_folder(const char *path, Error *err);
+/* Trains with each that is not refused. argc, argv: the user's own; tokens: the folder of the shards to train
+ * on, NULL where argv names them. A signal that asks for a stop is handed on to the run, which saves; those
+ * that had not begun are refused then. What a backend's failure was is in its `refusal`; only a failure to start
+ * processes at all is one of this call. */
+bool compare_train(Comparison *comparison, const char *folder, const char *tokens, int argc, char **argv,
+                   Error *err);
+void compare_show(const Comparison *comparison, FILE *out);
+bool compare_write(const Comparison *comparison, const char *folder, Error *err);
+void compare_free(Comparison *comparison);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,110 @@
+"""The yardstick for bench_train: a GPT-2 in PyTorch, compiled, at the same shapes.
+
+    python3 dev/bench_gpt.py [--attention fa2|cudnn] [--layers 12] [--heads 12] [--channels 768] [--ctx 1024]
+                             [--vocab 50257] [--batch 64] [--steps 20]
+
+bf16 by autocast, fp32 weights, fused AdamW, gradients clipped, learned positions, tied head, vocabulary
+padded to a multiple of 128. The attention operator is called by its name: PyTorch's switches are no proof,
+since the compiler may take another; the names of the kernels that ran are printed, from its profiler. The
+first line is for scripts: "tokens/s N"."""
+
+import argparse
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def attend(q, k, v, kind):
+    """Causal attention of (B, H, T, D) by one operator."""
+    if kind == "fa2":
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
+
+
+class Block(nn.Module):
+    def __init__(self, channels, heads, attention):
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = attend(q, k, v, self.attention).transpose(1, 2).reshape(B, T, C)
+        x = x + self.proj(mixed)
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.vocab = (a.vocab + 127) // 128 * 128
+        self.wte, self.wpe = nn.Embedding(self.vocab, a.channels), nn.Embedding(a.ctx, a.channels)
+        self.blocks = nn.ModuleList(Block(a.channels, a.heads, a.attention) for _ in range(a.layers))
+        self.norm = nn.LayerNorm(a.channels)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + self.wpe.weight
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, self.vocab), targets.view(-1))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--attention", choices=["fa2", "cudnn"], default="fa2")
+    sizes = dict(layers=12, heads=12, channels=768, ctx=1024, vocab=50257, batch=64, steps=20)
+    for name, value in sizes.items():
+        parser.add_argument("--" + name, type=int, default=value)
+    a = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("bench_gpt.py: PyTorch sees no GPU here")
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model = Gpt(a).cuda()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    compiled = torch.compile(model)
+    ids = torch.randint(0, a.vocab, (a.batch, a.ctx + 1), device="cuda")
+    tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def step():
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = compiled(tokens, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    for _ in range(5):
+        loss = step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(a.steps):
+        loss = step()
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - start) / a.steps
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    attention = ("flash", "sdpa", "fmha")
+    names = sorted({e.key for e in profile.key_averages() if any(s in e.key.lower() for s in attention)})
+    print(f"tokens/s {a.batch * a.ctx / seconds:.0f}")
+    print(f"PyTorch {torch.__version__} compiled, {torch.cuda.get_device_name()}; attention {a.attention}")
+    print(f"{1e3 * seconds:.2f} ms a step, loss {loss.item():.4f}, "
+          f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB by its allocator")
+    for name in names:
+        print(f"  ran: {name[:100]}")
+
+
+if __name__ == "__main__":
+    main()

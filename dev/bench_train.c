@@ -1,0 +1,437 @@
+/* bench_train.c - how fast a whole training step is, what memory it takes, and where its time goes.
+ *
+ *     bench_train [--layers 6] [--heads 6] [--channels 384] [--vocab 4096] [--ctx 256] [--batch 8]
+ *                 [--attention flash] [--threads N] [--steps 20] [--json FILE]
+ *
+ * Steps of model/gpt.c on random tokens, one micro-batch each: forward, backward, clipping, AdamW. Two steps
+ * warm up, the median of the others counts. MFU is model FLOPs, (6 N + 6 L T C) a token, against the rate of a
+ * 2048^3 matrix product of sgemm.h on the same threads: the mean of its medians just before and just after.
+ *
+ * Then as many steps again with a clock around every operation, which gives the table of times: of an operation
+ * that is matrix products above all, also the rate, counting only the products (of causal attention, those
+ * below the diagonal, backward 2.5 times forward). "lost" is the time beyond what the products would take at
+ * sgemm's rate. The clocked step may be slower; speed is that of the plain one. Memory is planned as in
+ * train_gpt's start-up table; "held" is VmRSS after the plain steps. */
+#include "../common.h"
+#include "../measure.h"
+#include "../model/gpt.h"
+#include "../sgemm.h"
+#include "../simd.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Settings {
+    size_t layers, heads, channels, vocab, ctx, batch, threads, steps;
+    const char *attention, *json;
+} Settings;
+
+/* ---- the command line ---- */
+
+static bool parse_size(const char *flag, const char *text, size_t *value, Error *err) {
+    char *end;
+    errno = 0;
+    const unsigned long long n = strtoull(text, &end, 10);
+    if (errno || end == text || *end || text[0] < '0' || text[0] > '9' || n < 1 || n > 1u << 24)
+        return error_set(err, "%s takes an integer from 1 to %u, not \"%s\"", flag, 1u << 24, text);
+    *value = (size_t)n;
+    return true;
+}
+
+static bool parse(int argc, char **argv, Settings *s, Error *err) {
+    const struct {
+        const char *flag;
+        size_t *number;
+        const char **text;
+    } flags[] = {
+        {"--layers", &s->layers, NULL},   {"--heads", &s->heads, NULL}, {"--channels", &s->channels, NULL},
+        {"--vocab", &s->vocab, NULL},     {"--ctx", &s->ctx, NULL},     {"--batch", &s->batch, NULL},
+        {"--threads", &s->threads, NULL}, {"--steps", &s->steps, NULL}, {"--attention", NULL, &s->attention},
+        {"--json", NULL, &s->json}};
+    for (int i = 1; i < argc; i += 2) {
+        size_t f = 0;
+        while (f < sizeof flags / sizeof *flags && strcmp(argv[i], flags[f].flag) != 0) f++;
+        if (f == sizeof flags / sizeof *flags)
+            return error_set(
+                err,
+                "unknown flag \"%s\"; there are --layers --heads --channels --vocab --ctx --batch "
+                "--attention --threads --steps --json",
+                argv[i]);
+        if (i + 1 == argc) return error_set(err, "%s takes a value", argv[i]);
+        if (flags[f].text) *flags[f].text = argv[i + 1];
+        else if (!parse_size(argv[i], argv[i + 1], flags[f].number, err)) return false;
+    }
+    return true;
+}
+
+/* ---- operations with a clock ---- */
+
+typedef enum Kind {
+    EMBEDDING,
+    NORM,
+    LINEAR_FORWARD,
+    LINEAR_BACKWARD,
+    ROTARY,
+    ATTENTION_FORWARD,
+    ATTENTION_BACKWARD,
+    HEAD,
+    CLIP,
+    UPDATE,
+    OTHER,
+    KINDS
+} Kind;
+
+static const char *const kind_names[KINDS] = {
+    "embedding",          "residual and norm",   "linear, forward", "linear, backward", "rotary",
+    "attention, forward", "attention, backward", "head and loss",   "gradient norm",    "AdamW",
+    "zero, copies"};
+
+/* What the clocked operations stand before, and what they found. */
+static struct {
+    const Ops *ops;
+    const Attention *attention;
+    double begun, seconds[KINDS], flops[KINDS];
+} clocked;
+
+static void clock_start(void) {
+    clocked.begun = seconds_now();
+}
+
+static void clock_stop(Kind kind, double flops) {
+    clocked.seconds[kind] += seconds_now() - clocked.begun;
+    clocked.flops[kind] += flops;
+}
+
+/* An operation of ops.h with a clock: its parameters, the same as arguments, and the FLOPs of its products. */
+#define CLOCKED(operation, kind, parameters, arguments, flops) \
+    static void clocked_##operation parameters {               \
+        clock_start();                                         \
+        clocked.ops->operation arguments;                      \
+        clock_stop(kind, flops);                               \
+    }
+
+static double product(size_t a, size_t b, size_t c) {
+    return 2.0 * (double)a * (double)b * (double)c;
+}
+
+CLOCKED(upload, OTHER, (Stream * stream, void *device, const void *host, size_t bytes),
+        (stream, device, host, bytes), 0)
+CLOCKED(zero, OTHER, (Stream * stream, void *device, size_t bytes), (stream, device, bytes), 0)
+CLOCKED(embedding_forward, EMBEDDING,
+        (Stream * stream, act_t *x, const int32_t *tokens, const act_t *wte, const act_t *wpe, size_t B,
+         size_t T, size_t C, size_t first_position, Dropout dropout),
+        (stream, x, tokens, wte, wpe, B, T, C, first_position, dropout), 0)
+CLOCKED(embedding_backward, EMBEDDING,
+        (Stream * stream, float *d_wte, float *d_wpe, const act_t *dx, const int32_t *tokens, size_t B,
+         size_t T, size_t C, Dropout dropout),
+        (stream, d_wte, d_wpe, dx, tokens, B, T, C, dropout), 0)
+CLOCKED(residual_norm_forward, NORM,
+        (Stream * stream, act_t *sum, act_t *normed, float *mean, float *rstd, const act_t *residual,
+         const act_t *branch, const act_t *gain, const act_t *bias, size_t rows, size_t C, Dropout dropout),
+        (stream, sum, normed, mean, rstd, residual, branch, gain, bias, rows, C, dropout), 0)
+CLOCKED(residual_norm_backward, NORM,
+        (Stream * stream, act_t *d_sum, bool overwrite, act_t *d_branch, float *d_gain, float *d_bias,
+         const act_t *d_normed, const act_t *sum, const float *mean, const float *rstd, const act_t *gain,
+         size_t rows, size_t C, Dropout dropout),
+        (stream, d_sum, overwrite, d_branch, d_gain, d_bias, d_normed, sum, mean, rstd, gain, rows, C,
+         dropout),
+        0)
+CLOCKED(linear_forward, LINEAR_FORWARD,
+        (Stream * stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w, const act_t *b,
+         size_t rows, size_t in, size_t out),
+        (stream, y, gelu_y, x, w, b, rows, in, out), product(rows, in, out))
+CLOCKED(linear_backward, LINEAR_BACKWARD,
+        (Stream * stream, act_t *dx, float *dw, float *db, const act_t *dy, const act_t *x, const act_t *w,
+         const act_t *pre, size_t rows, size_t in, size_t out),
+        (stream, dx, dw, db, dy, x, w, pre, rows, in, out), 2 * product(rows, in, out))
+CLOCKED(rotary, ROTARY,
+        (Stream * stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first_position,
+         bool inverse),
+        (stream, qkv, B, T, H, D, first_position, inverse), 0)
+CLOCKED(head_loss, HEAD,
+        (Stream * stream, StepState *state, act_t *d_hidden, float *d_wte, const act_t *hidden,
+         const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V, float grad_scale,
+         void *scratch),
+        (stream, state, d_hidden, d_wte, hidden, wte, targets, rows, C, V, grad_scale, scratch),
+        3 * product(rows, C, V))
+CLOCKED(gradient_norm, CLIP,
+        (Stream * stream, StepState *state, const float *gradients, const ParamSpan *spans, size_t n_spans,
+         float clip),
+        (stream, state, gradients, spans, n_spans, clip), 0)
+CLOCKED(adamw, UPDATE,
+        (Stream * stream, StepState *state, float *weights, act_t *work, const float *gradients, float *m,
+         float *v, const ParamSpan *spans, size_t n_spans, AdamW settings),
+        (stream, state, weights, work, gradients, m, v, spans, n_spans, settings), 0)
+
+/* Q K^T and P V, half of each. */
+static double attention_flops(const AttentionCall *call) {
+    return product(call->B * call->H * call->T, call->T, call->D);
+}
+
+static void clocked_forward(const AttentionCall *call) {
+    clock_start();
+    clocked.attention->forward(call);
+    clock_stop(ATTENTION_FORWARD, attention_flops(call));
+}
+
+static void clocked_backward(const AttentionCall *call) {
+    clock_start();
+    clocked.attention->backward(call);
+    clock_stop(ATTENTION_BACKWARD, 2.5 * attention_flops(call));
+}
+
+static Ops with_clocks(const Ops *ops) {
+    Ops outer = *ops;
+    clocked.ops = ops;
+    outer.upload = clocked_upload, outer.zero = clocked_zero;
+    outer.embedding_forward = clocked_embedding_forward,
+    outer.embedding_backward = clocked_embedding_backward;
+    outer.residual_norm_forward = clocked_residual_norm_forward;
+    outer.residual_norm_backward = clocked_residual_norm_backward;
+    outer.linear_forward = clocked_linear_forward, outer.linear_backward = clocked_linear_backward;
+    outer.rotary = clocked_rotary, outer.head_loss = clocked_head_loss;
+    outer.gradient_norm = clocked_gradient_norm, outer.adamw = clocked_adamw;
+    return outer;
+}
+
+static Attention attention_with_clocks(const Attention *attention) {
+    Attention outer = *attention;
+    clocked.attention = attention;
+    outer.forward = clocked_forward, outer.backward = clocked_backward;
+    return outer;
+}
+
+/* ---- measuring ---- */
+
+enum { WARM_UP = 2 };
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *times, size_t n) {
+    qsort(times, n, sizeof *times, by_value);
+    return n % 2 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]);
+}
+
+/* FLOP/s of a 2048^3 product, from at least 3 of them and a second. */
+static double sgemm_flops(void) {
+    enum { N = 2048, MAX_TIMES = 50 };
+    float *a = xmalloc(3 * (size_t)N * N * sizeof *a), *b = a + (size_t)N * N, *c = b + (size_t)N * N;
+    double times[MAX_TIMES];
+    size_t n = 0;
+    Rng rng = rng_start(1, 0);
+    for (size_t i = 0; i < 2 * (size_t)N * N; i++) a[i] = (float)rng_uniform(&rng) - 0.5f;
+    sgemm(false, false, N, N, N, 1.0f, a, N, b, N, 0.0f, c, N);
+    for (const double start = seconds_now(); n < 3 || (n < MAX_TIMES && seconds_now() - start < 1.0); n++) {
+        const double t = seconds_now();
+        sgemm(false, false, N, N, N, 1.0f, a, N, b, N, 0.0f, c, N);
+        times[n] = seconds_now() - t;
+    }
+    free(a);
+    return product(N, N, N) / median(times, n);
+}
+
+typedef struct Result {
+    double seconds;    /* of a step, the median */
+    double loss;       /* of the last step, nats per token */
+    size_t held, peak; /* VmRSS and VmHWM after the steps, bytes */
+} Result;
+
+/* `steps` steps after the warm-up, on the same random tokens, with whatever ops and attention `setup` has. */
+static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Error *err) {
+    const size_t rows = setup->B * setup->config.ctx;
+    Gpt *gpt = gpt_new(setup, err);
+    if (!gpt) return false;
+    int32_t *tokens = xmalloc(2 * rows * sizeof *tokens); /* inputs, targets: (B, T) each */
+    double *times = xmalloc(steps * sizeof *times);
+    const AdamW adamw = {.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1.0f};
+    Rng rng = rng_start(2, 0);
+    for (size_t i = 0; i < 2 * rows; i++) tokens[i] = (int32_t)rng_below(&rng, setup->config.vocab);
+    gpt_init_weights(gpt, 1);
+    StepState state = {0};
+    for (size_t step = 0; step < WARM_UP + steps; step++) {
+        if (step == WARM_UP) {
+            memset(clocked.seconds, 0, sizeof clocked.seconds);
+            memset(clocked.flops, 0, sizeof clocked.flops);
+        }
+        const double begun = seconds_now();
+        gpt_step_begin(gpt, step, 1e-4f);
+        gpt_forward_backward(gpt, tokens, tokens + rows, setup->B, 0, rows);
+        gpt_step_end(gpt, adamw);
+        state = gpt_step_state(gpt);
+        if (step >= WARM_UP) times[step - WARM_UP] = seconds_now() - begun;
+    }
+    *result = (Result){.seconds = median(times, steps),
+                       .loss = state.loss_sum / (double)rows,
+                       .held = memory_now(),
+                       .peak = memory_peak()};
+    const bool finite = !state.skip;
+    free(times);
+    free(tokens);
+    gpt_free(gpt);
+    return finite || error_set(err, "the loss or a gradient is not finite");
+}
+
+/* ---- the tables ---- */
+
+typedef struct Report {
+    const Settings *settings;
+    GptConfig config;
+    MemoryPlan plan;
+    double sgemm_before, sgemm_after; /* FLOP/s */
+    Result plain, clocked;
+} Report;
+
+static double sgemm_rate(const Report *report) {
+    return 0.5 * (report->sgemm_before + report->sgemm_after);
+}
+
+static double tokens_of_step(const Report *report) {
+    return (double)report->settings->batch * (double)report->config.ctx;
+}
+
+static double model_flops(const Report *report) {
+    return gpt_flops_per_token(&report->config) * tokens_of_step(report) / report->plain.seconds;
+}
+
+static void print_report(const Report *report) {
+    const Result *plain = &report->plain;
+    const double steps = (double)report->settings->steps, rate = sgemm_rate(report);
+    printf("  %-28s %10.0f\n", "tokens/s", tokens_of_step(report) / plain->seconds);
+    printf("  %-28s %10.1f\n", "ms a step", 1e3 * plain->seconds);
+    printf("  %-28s %10.1f\n", "model GFLOP/s", 1e-9 * model_flops(report));
+    printf("  %-28s %10.1f  %.1f before, %.1f after\n", "sgemm GFLOP/s", 1e-9 * rate,
+           1e-9 * report->sgemm_before, 1e-9 * report->sgemm_after);
+    printf("  %-28s %9.1f%%\n", "MFU", 100 * model_flops(report) / rate);
+
+    printf("\nmemory, MB\n");
+    for (size_t i = 0; i < report->plan.rows; i++)
+        printf("  %-36s %10.1f\n", report->plan.row[i].purpose, 1e-6 * (double)report->plan.row[i].bytes);
+    printf("  %-36s %10.1f\n", "planned", 1e-6 * (double)report->plan.total);
+    if (plain->held)
+        printf("  %-36s %10.1f  %+.1f%%\n", "held", 1e-6 * (double)plain->held,
+               100 * ((double)plain->held / (double)report->plan.total - 1));
+    printf("  %-36s %10.1f\n", "held at the peak", 1e-6 * (double)plain->peak);
+
+    printf("\n%-22s %10s %8s %10s %9s %9s\n", "a step with clocks", "ms", "share", "GFLOP/s", "of sgemm",
+           "lost ms");
+    double sum = 0, lost = 0;
+    for (Kind kind = 0; kind < KINDS; kind++) sum += clocked.seconds[kind] / steps;
+    for (Kind kind = 0; kind < KINDS; kind++) {
+        const double seconds = clocked.seconds[kind] / steps, flops = clocked.flops[kind] / steps;
+        char products[32] = "";
+        if (flops > 0)
+            snprintf(products, sizeof products, "%10.1f %8.1f%%", 1e-9 * flops / seconds,
+                     100 * flops / seconds / rate);
+        lost += seconds - flops / rate;
+        printf("  %-20s %10.2f %7.1f%% %20s %9.2f\n", kind_names[kind], 1e3 * seconds, 100 * seconds / sum,
+               products, 1e3 * (seconds - flops / rate));
+    }
+    printf("  %-20s %10.2f %7.1f%% %20s %9.2f\n", "together", 1e3 * sum, 100.0, "", 1e3 * lost);
+}
+
+static bool write_json(const Report *report, Error *err) {
+    const Settings *s = report->settings;
+    json_t *memory = json_object(), *parts = json_array();
+    for (size_t i = 0; i < report->plan.rows; i++)
+        json_object_set_new(memory, report->plan.row[i].purpose,
+                            json_integer((json_int_t)report->plan.row[i].bytes));
+    for (Kind kind = 0; kind < KINDS; kind++)
+        json_array_append_new(parts, json_pack("{s:s, s:f, s:f}", "name", kind_names[kind], "ms",
+                                               1e3 * clocked.seconds[kind] / (double)s->steps, "gflop",
+                                               1e-9 * clocked.flops[kind] / (double)s->steps));
+    json_t *all = json_pack(
+        "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I}, s:s, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+        "s:o, s:I, "
+        "s:I, s:I, s:o}",
+        "settings", "layers", (json_int_t)s->layers, "heads", (json_int_t)s->heads, "channels",
+        (json_int_t)s->channels, "vocab", (json_int_t)s->vocab, "ctx", (json_int_t)s->ctx, "batch",
+        (json_int_t)s->batch, "attention", s->attention, "threads", (json_int_t)s->threads, "steps",
+        (json_int_t)s->steps, "simd", simd_name(simd_level()), "sgemm", sgemm_library(), "parameters",
+        (json_int_t)gpt_parameter_count(&report->config), "tokens_per_s",
+        tokens_of_step(report) / report->plain.seconds, "ms", 1e3 * report->plain.seconds, "model_gflops",
+        1e-9 * model_flops(report), "sgemm_gflops_before", 1e-9 * report->sgemm_before, "sgemm_gflops_after",
+        1e-9 * report->sgemm_after, "mfu", model_flops(report) / sgemm_rate(report), "loss",
+        report->plain.loss, "memory_bytes", memory, "planned_bytes", (json_int_t)report->plan.total,
+        "held_bytes", (json_int_t)report->plain.held, "peak_bytes", (json_int_t)report->plain.peak, "clocked",
+        parts);
+    char *text = json_dumps(all, JSON_INDENT(2));
+    const bool written = text ? file_replace(s->json, text, strlen(text), err)
+                              : error_set(err, "cannot write %s as JSON", s->json);
+    free(text);
+    json_decref(all);
+    return written;
+}
+
+/* ---- the whole of it ---- */
+
+static bool bench(Settings *s, Error *err) {
+    const Ops *ops = &ops_cpu;
+    Stream *stream = ops->open((int)s->threads, err);
+    if (!stream) return false;
+    Report report = {.settings = s,
+                     .config = {.layers = s->layers,
+                                .heads = s->heads,
+                                .channels = s->channels,
+                                .ctx = s->ctx,
+                                .vocab = s->vocab,
+                                .position = POSITION_ROTARY}};
+    GptSetup setup = {.config = report.config, .ops = ops, .stream = stream, .B = s->batch, .training = true};
+    bool done = gpt_check_config(&report.config, err);
+    const AttentionShape shape = {
+        .B = s->batch, .T = s->ctx, .H = s->heads, .D = s->channels / s->heads, .training = true};
+    setup.attention = done ? attention_find(s->attention, ops->name, &shape, err) : NULL;
+    done = setup.attention && gpt_plan(&setup, &report.plan, err) &&
+           memory_plan_process(&setup, &report.plan, err);
+    if (done) {
+        char device[128];
+        ops->describe(stream, device, sizeof device);
+        printf("%zu layers, %zu heads, %zu channels, V %zu, ctx %zu, batch %zu: %.1fM parameters; %s; "
+               "attention %s\n",
+               s->layers, s->heads, s->channels, s->vocab, s->ctx, s->batch,
+               1e-6 * (double)gpt_parameter_count(&report.config), device, setup.attention->name);
+        if (sgemm_warning()) printf("note: %s\n", sgemm_warning());
+        printf("\n");
+        report.sgemm_before = sgemm_flops();
+        done = take_steps(&setup, s->steps, &report.plain, err);
+    }
+    if (done) {
+        report.sgemm_after = sgemm_flops();
+        const Ops outer_ops = with_clocks(ops);
+        const Attention outer_attention = attention_with_clocks(setup.attention);
+        GptSetup with_clock = setup;
+        with_clock.ops = &outer_ops, with_clock.attention = &outer_attention;
+        done = take_steps(&with_clock, s->steps, &report.clocked, err);
+    }
+    if (done && report.clocked.loss != report.plain.loss)
+        done = error_set(err, "the same steps with clocks gave another loss: %.9g, not %.9g",
+                         report.clocked.loss, report.plain.loss);
+    if (done) print_report(&report);
+    done = done && (!s->json || write_json(&report, err));
+    ops->close(stream);
+    return done;
+}
+
+int main(int argc, char **argv) {
+    Settings s = {.layers = 6,
+                  .heads = 6,
+                  .channels = 384,
+                  .vocab = 4096,
+                  .ctx = 256,
+                  .batch = 8,
+                  .steps = 20,
+                  .attention = "flash"};
+    Error err;
+    if (!parse(argc, argv, &s, &err)) {
+        fprintf(stderr, "bench_train: %s\n", err.text);
+        return EXIT_USAGE;
+    }
+    if (bench(&s, &err)) return EXIT_DONE;
+    fprintf(stderr, "bench_train: %s\n", err.text);
+    return EXIT_FAILED;
+}
