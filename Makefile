@@ -3,6 +3,7 @@
 #   make                 ./train_gpt, after a table of what was found and what that turns on
 #   make test            builds and runs every test; the last line is "N passed, N failed, N skipped"
 #   make bench           builds the benchmarks, dev/bench_*.c, into build/release/
+#   make build/release/libflash_mma.so    the GPU attention kernels alone, for dev/bench_attention.py
 #   make fuzz            builds the fuzz targets, tests/fuzz/fuzz_*.c, with clang (FUZZ_CC) into build/fuzz/;
 #                        where clang has libFuzzer, `make test` runs each for ten seconds (FUZZ_SECONDS)
 #   make clean
@@ -61,9 +62,11 @@ INCLUDES :=
 LIBS :=
 
 # ---- what is here ---------------------------------------------------------------------------------------
-# $(call links,FLAGS,HEADER): "yes" where a program that includes HEADER compiles and links with FLAGS.
+# $(call links,FLAGS,HEADER): "yes" where a program that includes HEADER compiles and links with FLAGS (and the
+# user's: MACHINE=aarch64 CC=aarch64-linux-gnu-gcc CFLAGS=-I... LDFLAGS='-L... -static' is a cross-build).
 links = $(shell mkdir -p build && printf '\043include <%s>\nint main(void) { return 0; }\n' '$(2)' | \
-    $(CC) -x c -o build/probe.$$$$ - $(1) >/dev/null 2>&1 && echo yes; rm -rf build/probe.$$$$*)
+    $(CC) -x c -o build/probe.$$$$ - $(CFLAGS) $(LDFLAGS) $(1) >/dev/null 2>&1 && echo yes; \
+    rm -rf build/probe.$$$$*)
 # $(call part,SWITCH,FLAGS,HEADER): the same, unless the switch is 0; where it is 1, missing is an error.
 part = $(if $(filter-out 0,$($(1))),$(or $(call links,$(2),$(3)),$(if $(filter 1,$($(1))),$(error $(1)=1: \
     $(3) with "$(strip $(2))" does not compile and link; install it (dev/setup) or leave $(1)=1 out))))
@@ -264,6 +267,13 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 $(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
+
+# The attention kernels as a shared library, from sources of their own: the other objects are not made to be
+# moved. The CUDA runtime is linked into it, so that it can be loaded into any program.
+$(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.cu common.c attention/attention.h \
+    cuda_stream.h common.h $(BUILD)/commands Makefile
+	$(COMPILE) -fPIC -c common.c -o $(BUILD)/common_shared.o
+	$(COMPILE_CUDA) -Xcompiler=-fPIC -shared $(filter %.cu,$^) $(BUILD)/common_shared.o -lcublasLt -lz -o $@
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

@@ -148,11 +148,14 @@ static bool read_log(CompareBackend *backend, const char *run, char **end, Error
 
 /* ---- a run in a process of its own ---- */
 
-/* This program with the user's flags, but for -compare and with `last` behind them, since of a repeated flag
- * the last counts. Ends with NULL; the array is to be freed. */
-static char **run_arguments(int argc, char **argv, char *const *last, size_t n_last) {
-    char **arguments = xcalloc((size_t)argc + n_last + 1, sizeof *arguments);
-    size_t count = 0;
+/* This program with the user's flags, but for -compare, and with more behind them, since of a repeated flag the
+ * last counts. Ends with NULL; the array is to be freed. */
+static char **run_arguments(int argc, char **argv, char *const *more, char *backend, char *run) {
+    char *const last[] = {(char *)"-attention", backend, (char *)"-run", run};
+    enum { LAST = sizeof last / sizeof last[0] };
+    size_t n_more = 0, count = 0;
+    while (more[n_more]) n_more++;
+    char **arguments = xcalloc((size_t)argc + n_more + LAST + 1, sizeof *arguments);
     for (int i = 0; i < argc; i++) {
         /* No value can look like that: a flag in a value's place is refused. */
         const char *name = argv[i] + strspn(argv[i], "-");
@@ -160,7 +163,8 @@ static char **run_arguments(int argc, char **argv, char *const *last, size_t n_l
         if (is_compare && name[7] == '\0') i++;
         else if (!is_compare || name[7] != '=') arguments[count++] = argv[i];
     }
-    for (size_t i = 0; i < n_last; i++) arguments[count++] = last[i];
+    for (size_t i = 0; i < n_more; i++) arguments[count++] = more[i];
+    for (size_t i = 0; i < LAST; i++) arguments[count++] = last[i];
     return arguments;
 }
 
@@ -187,13 +191,10 @@ static int wait_for(pid_t child) {
     return status;
 }
 
-static bool train_one(CompareBackend *backend, const char *folder, const char *tokens, int argc, char **argv,
+static bool train_one(CompareBackend *backend, const char *folder, int argc, char **argv, char *const *more,
                       Error *err) {
     char *run = xformat("%s/%s", folder, backend->name);
-    char *data = xformat("%s/train-*.bin", tokens), *heldout = xformat("%s/heldout-*.bin", tokens);
-    char *const last[] = {(char *)"-attention", backend->name, (char *)"-run",     run,
-                          (char *)"-data",      data,          (char *)"-heldout", heldout};
-    char **arguments = run_arguments(argc, argv, last, tokens ? 8 : 4);
+    char **arguments = run_arguments(argc, argv, more, backend->name, run);
     pid_t child;
     const bool started = start(arguments, &child, err);
     if (started) {
@@ -214,19 +215,17 @@ static bool train_one(CompareBackend *backend, const char *folder, const char *t
         free(end);
     }
     free(arguments);
-    free(heldout);
-    free(data);
     free(run);
     return started;
 }
 
-bool compare_train(Comparison *comparison, const char *folder, const char *tokens, int argc, char **argv,
+bool compare_train(Comparison *comparison, const char *folder, int argc, char **argv, char *const *more,
                    Error *err) {
     for (size_t i = 0; i < comparison->count; i++) {
         CompareBackend *backend = &comparison->backend[i];
         if (backend->refusal.text[0]) continue;
         if (stop_requested()) error_set(&backend->refusal, "did not begin before the signal to stop");
-        else if (!train_one(backend, folder, tokens, argc, argv, err)) return false;
+        else if (!train_one(backend, folder, argc, argv, more, err)) return false;
     }
     comparison->stopped = stop_requested();
     return true;

@@ -3,7 +3,7 @@
  *     Comparison comparison;
  *     compare_list(&comparison, "naive,flash", &err);   then note in `refusal` what cannot run here, and why
  *     char *folder = compare_folder(NULL, &err);        then make the tokens in it, if there are none
- *     compare_train(&comparison, folder, tokens, argc, argv, &err);
+ *     compare_train(&comparison, folder, argc, argv, more, &err);
  *     compare_show(&comparison, stdout);  compare_write(&comparison, folder, &err);
  *
  * Each backend trains in a process of its own, this program again with the user's own flags, one after the
@@ -53,11 +53,11 @@ bool compare_list(Comparison *comparison, const char *names, Error *err);
 /* Makes the folder, which must be new or empty; path NULL: runs/compare-YYYYMMDD-HHMMSS, with -2, -3 ... behind
  * it where that exists. To be freed. */
 char *compare_folder(const char *path, Error *err);
-/* Trains with each that is not refused. argc, argv: the user's own; tokens: the folder of the shards to train
- * on, NULL where argv names them. A signal that asks for a stop is handed on to the run, which saves; those
- * that had not begun are refused then. What a backend's failure was is in its `refusal`; only a failure to start
+/* Trains with each that is not refused. argc, argv: the user's own; `more`: flags that count instead of the
+ * user's, NULL at the end. A signal that asks for a stop is handed on to the run, which saves; those that had
+ * not begun are refused then. What a backend's failure was is in its `refusal`; only a failure to start
  * processes at all is one of this call. */
-bool compare_train(Comparison *comparison, const char *folder, const char *tokens, int argc, char **argv,
+bool compare_train(Comparison *comparison, const char *folder, int argc, char **argv, char *const *more,
                    Error *err);
 void compare_show(const Comparison *comparison, FILE *out);
 bool compare_write(const Comparison *comparison, const char *folder, Error *err);

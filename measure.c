@@ -86,6 +86,13 @@ static void plan_row(MemoryPlan *plan, const char *purpose, size_t bytes) {
     plan->total += bytes; /* both are in memory, or about to be */
 }
 
+/* Memory that was freed goes back to the system, where malloc can be asked for that. */
+static void give_back_free_memory(void) {
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+}
+
 /* Of a tensor on its way to or from the disk there is a copy on the host. */
 static size_t largest_tensor(const GptConfig *config) {
     size_t count, total, largest = 0;
@@ -99,9 +106,8 @@ static size_t largest_tensor(const GptConfig *config) {
 enum { REHEARSED_TOKENS = 1024 }; /* with more of them, libraries keep no more */
 
 bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
-#if defined(__GLIBC__)
-    malloc_trim(0); /* what earlier work (a tokenizer's training) has left free is no part of the run */
-#endif
+    if (strcmp(setup->ops->name, "cpu") != 0) return true; /* the model is not in the process's memory */
+    give_back_free_memory(); /* what earlier work, a tokenizer's training, left is no part of the run */
     const size_t T = setup->config.ctx, rows = (REHEARSED_TOKENS + T - 1) / T, before = memory_now();
     GptSetup layer = *setup;
     layer.config.layers = 1, layer.cache_B = 0, layer.B = setup->B < rows ? setup->B : rows;
@@ -116,6 +122,7 @@ bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
     const size_t after = memory_now();
     free(ids);
     gpt_free(gpt);
+    give_back_free_memory(); /* else the run's own buffers would be laid around what is left of these */
     plan_row(plan, "program, libraries, data", before);
     plan_row(plan, "work space of libraries and threads", after > explained ? after - explained : 0);
     plan_row(plan, "a tensor on its way to or from disk", largest_tensor(&setup->config));

@@ -30,7 +30,7 @@ typedef struct Option {
     Keep keep;
     size_t offset;         /* of the field in Options */
     const char *value;     /* what -help shows for the value; of a choice, "a|b": the values allowed */
-    double min, max;       /* of a number; max of a text: its bytes */
+    double min, max;       /* of a number; of a text: its bytes, where none is as if it were not given */
     double number;         /* the default of a number */
     const char *text;      /* the default of a text or choice */
     const char *automatic; /* in words: what the program does where the default is none of these */
@@ -55,8 +55,8 @@ typedef struct Option {
     ROW(flag, TYPE_REAL, field, section, kept, .value = "X", .number = OPTION_AUTO, .min = low, .max = high, \
         .automatic = otherwise, .help = words)
 #define TEXT(flag, field, section, kept, shown, bytes, otherwise, words)                             \
-    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .max = bytes, .automatic = otherwise, \
-        .help = words)
+    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .min = 1, .max = bytes,               \
+        .automatic = otherwise, .help = words)
 #define CHOICE(flag, field, section, kept, standard, choices, words) \
     ROW(flag, TYPE_CHOICE, field, section, kept, .value = choices, .text = standard, .help = words)
 #define SWITCH(flag, field, section, kept, words) ROW(flag, TYPE_SWITCH, field, section, kept, .help = words)
@@ -91,7 +91,7 @@ static const Option table[] = {
          "start from a run's best model, from RUN/checkpoints/step-N, or from a folder with GPT-2's weights; "
          "it brings its shape and tokenizer"),
 
-    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .max = NAME_BYTES,
+    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1, .max = NAME_BYTES,
         .text = "flash",
         .help = "flash never stores the T x T table, naive does; a kernel can also be named"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
@@ -106,7 +106,7 @@ static const Option table[] = {
     REAL("lr", lr, TRAINING, FREE, 4e-3, 0, 100, "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FREE, 0, 100, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
-    INT_AUTO("warmup", warmup, TRAINING, FREE, 0, MANY, "50, or a fifth of the steps if that is less",
+    INT_AUTO("warmup", warmup, TRAINING, FREE, 0, MANY, "50, or with -steps a fifth of them if that is less",
              "steps in which the learning rate rises from 0"),
     REAL("weight-decay", weight_decay, TRAINING, FREE, 0.1, 0, 100, "of matrices and embeddings"),
     REAL("beta1", beta1, TRAINING, FREE, 0.9, 0, 0.99999, "AdamW's mean of the gradient"),
@@ -116,13 +116,14 @@ static const Option table[] = {
 
     INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY, "a tenth of the steps",
              "steps between evaluations; 0: at the start and the end only"),
-    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST, "131,072; with -evaluate all",
+    INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST,
+             "131,072, with -minutes fewer where they would take too long; with -evaluate all",
              "held-out tokens to evaluate on, from the first, in whole windows of -ctx"),
     INT_AUTO("sample-every", sample_every, WATCHING, FREE, 0, MANY, "a quarter of the steps",
              "steps between samples; 0: at the end only"),
     INT("samples", samples, WATCHING, FREE, 1, 0, 1e6, "stories to write each time"),
-    TEXT("prompt", prompt, WATCHING, FREE, "TEXT", PROMPT_BYTES, "none: a story from its start",
-         "how the stories begin, as ordinary text"),
+    ROW("prompt", TYPE_TEXT, prompt, WATCHING, FREE, .value = "TEXT", .min = 0, .max = PROMPT_BYTES,
+        .automatic = "none: a story from its start", .help = "how the stories begin, as ordinary text"),
     INT("sample-tokens", sample_tokens, WATCHING, FREE, 400, 1, 1e9, "longest story, in new tokens"),
     REAL("temperature", temperature, WATCHING, FREE, 0.8, 0, 1000, "of sampling; 0: the likeliest token"),
     INT("top-k", top_k, WATCHING, FREE, 0, 0, 65536, "sample from the N likeliest tokens; 0: from all"),
@@ -241,10 +242,11 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b, size_t 
     return last[b_size];
 }
 
+/* The flag that was probably meant: at most a third of the letters are wrong. NULL: none is near. */
 static const char *nearest_name(const char *name, size_t length) {
     if (length > NAME_BYTES) length = NAME_BYTES;
     const char *nearest = NULL;
-    size_t best = SIZE_MAX;
+    size_t best = 1 + (length < 4 ? 1 : length < 6 ? 2 : length / 3); /* one more than may be wrong */
     for (size_t i = 0; i < OPTIONS; i++) {
         const size_t distance = edit_distance(name, length, table[i].name, strlen(table[i].name));
         if (distance < best) best = distance, nearest = table[i].name;
@@ -264,7 +266,7 @@ static void allowed_values(const Option *option, char *text, size_t size) {
         snprintf(text, size, "a number, %g to %g", option->min, option->max);
         break;
     case TYPE_TEXT:
-        snprintf(text, size, "1 to %.0f bytes of UTF-8", option->max);
+        snprintf(text, size, "%.0f to %.0f bytes of UTF-8", option->min, option->max);
         break;
     case TYPE_CHOICE:
         snprintf(text, size, "%s", option->value);
@@ -325,8 +327,9 @@ static bool set_from_text(Options *options, const Option *option, const char *te
         *real_field(options, option) = real;
         return true;
     case TYPE_TEXT:
-        if (!*text || (double)strlen(text) > option->max || !is_utf8(text)) return false;
-        *text_field(options, option) = text;
+        real = (double)strlen(text);
+        if (real < option->min || real > option->max || !is_utf8(text)) return false;
+        *text_field(options, option) = *text ? text : NULL;
         return true;
     case TYPE_CHOICE:
         if (!is_among(option->value, text)) return false;
@@ -358,8 +361,9 @@ static bool unknown_argument(const char *argument, Error *err) {
     if (argument[0] != '-' || length == 0)
         return error_set(err, "unexpected \"%.100s\": flags begin with -, as in -steps 100; see -help",
                          argument);
-    return error_set(err, "there is no flag -%.*s; did you mean -%s? See -help",
-                     length < 100 ? (int)length : 100, name, nearest_name(name, length));
+    const char *nearest = nearest_name(name, length);
+    return error_set(err, "there is no flag -%.*s; %s%s%s -help", length < 100 ? (int)length : 100, name,
+                     nearest ? "did you mean -" : "", nearest ? nearest : "", nearest ? "? See" : "see");
 }
 
 bool options_parse(Options *options, int argc, char **argv, Error *err) {

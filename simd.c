@@ -20,17 +20,28 @@ static SimdLevel machine_level(void) {
 }
 
 static int chosen = -1;
+static const char *note;
 
 SimdLevel simd_level(void) {
     if (chosen < 0) {
         const SimdLevel best = machine_level();
         SimdLevel level = best;
         const char *wanted = getenv("TRAIN_GPT_SIMD");
-        if (wanted && strcmp(wanted, "plain") == 0) level = SIMD_PLAIN;
-        if (wanted && strcmp(wanted, "avx2") == 0 && best >= SIMD_AVX2) level = SIMD_AVX2;
+        if (wanted && *wanted) {
+            if (strcmp(wanted, "plain") == 0) level = SIMD_PLAIN;
+            else if (strcmp(wanted, "avx2") == 0) level = SIMD_AVX2;
+            else if (strcmp(wanted, "avx512") == 0) level = SIMD_AVX512;
+            else note = "expected plain, avx2 or avx512";
+        }
+        if (level > best) note = "this machine lacks it", level = best;
         chosen = (int)level;
     }
     return (SimdLevel)chosen;
+}
+
+const char *simd_note(void) {
+    simd_level();
+    return note;
 }
 
 int simd_force(SimdLevel level) {

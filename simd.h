@@ -13,6 +13,8 @@ typedef enum SimdLevel { SIMD_PLAIN, SIMD_AVX2, SIMD_AVX512 } SimdLevel;
 /* The best level of this machine, or the one that simd_force or the environment variable TRAIN_GPT_SIMD
  * (plain, avx2, avx512) asks for, if the machine has it. */
 SimdLevel simd_level(void);
+/* NULL, or in words why what TRAIN_GPT_SIMD asks for was not taken. */
+const char *simd_note(void);
 /* For tests: returns 0 and changes nothing where the machine lacks the level. Not while operations run. */
 int simd_force(SimdLevel level);
 const char *simd_name(SimdLevel level); /* "plain", "AVX2", "AVX-512" */

@@ -18,6 +18,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -51,6 +52,8 @@ enum {
     STORIES_AT_ONCE = 8,          /* sequences that are sampled together */
     UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up */
     TIMED_STEPS = 20,             /* ... then at most so many are timed */
+    TIMED_EVALUATIONS = 3,        /* micro-batches that are timed before the first evaluation */
+    ENOUGH_EVAL_TOKENS = 100000,  /* rather fewer evaluations than fewer tokens */
     EVALUATIONS = 10,
     SAMPLES = 4,
     CHECKPOINTS = 10,      /* of a run, where not said how often */
@@ -60,6 +63,7 @@ enum {
 };
 
 static const double DEFAULT_MINUTES = 2.5;
+static const double EVALUATION_SHARE = 0.2; /* of -minutes */
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */
 typedef struct Pace {
@@ -119,6 +123,9 @@ typedef struct App {
     char *scratch; /* a temporary folder, removed at the end */
 } App;
 
+/* A stop signal now waits for the end of a step. */
+static atomic_bool taking_steps;
+
 /* Wrong usage: exit code 2. */
 #define USAGE(app, ...) ((app)->code = EXIT_USAGE, error_set(&(app)->err, __VA_ARGS__))
 
@@ -149,7 +156,15 @@ static Short metric(double value, const char *unit) {
     while (value >= 999.5 && i + 1 < sizeof prefix / sizeof prefix[0]) value /= 1000, i++;
     Short out;
     const int decimals = i == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-    snprintf(out.text, sizeof out.text, "%.*f %s%s", decimals, value, prefix[i], unit);
+    snprintf(out.text, sizeof out.text, "%.*f%s%s%s", decimals, value, *prefix[i] || *unit ? " " : "",
+             prefix[i], unit);
+    return out;
+}
+
+/* "1 story", "1,024 stories" */
+static Short counted(uint64_t number, const char *one, const char *many) {
+    Short out;
+    snprintf(out.text, sizeof out.text, "%.30s %s", commas(number).text, number == 1 ? one : many);
     return out;
 }
 
@@ -235,6 +250,18 @@ static bool is_auto(int64_t value) {
     return value == OPTION_AUTO;
 }
 
+/* Says what checkpoint_newest or checkpoint_best has passed over, a line each. */
+static void warn_passed_over(App *app, Buffer *damaged) {
+    for (size_t at = 0; at < damaged->size;) {
+        const char *line = (const char *)damaged->data + at;
+        const char *end = memchr(line, '\n', damaged->size - at);
+        const size_t length = end ? (size_t)(end - line) : damaged->size - at;
+        warn(app, "passed over a damaged checkpoint: %.*s", (int)length, line);
+        at += length + 1;
+    }
+    buffer_free(damaged);
+}
+
 /* "tokens/train-*.bin": shards, not text. */
 static bool names_shards(const char *path) {
     const size_t size = path ? strlen(path) : 0;
@@ -262,13 +289,8 @@ static bool take_run_settings(App *app) {
         app->resume_from = checkpoint_newest(checkpoints, &damaged, &app->err);
         /* None yet is no failure: the run stopped before its first. None that is good is one. */
         done = app->resume_from || damaged.size == 0;
-        char *line = (char *)damaged.data;
-        while (app->resume_from && line && line < (char *)damaged.data + damaged.size) {
-            const size_t length = strcspn(line, "\n");
-            warn(app, "passed over a damaged checkpoint: %.*s", (int)length, line);
-            line += length + 1;
-        }
-        buffer_free(&damaged);
+        if (app->resume_from) warn_passed_over(app, &damaged);
+        else buffer_free(&damaged);
     }
     free(checkpoints);
     free(file);
@@ -444,7 +466,10 @@ static char *find_model(App *app, const char *path) {
     char *checkpoints = xformat("%s/checkpoints", path), *config = xformat("%s/config.json", path),
          *found = NULL;
     if (folder_exists(checkpoints)) {
-        found = checkpoint_best(checkpoints, NULL, &app->err);
+        Buffer damaged = {0};
+        found = checkpoint_best(checkpoints, &damaged, &app->err);
+        if (found) warn_passed_over(app, &damaged);
+        else buffer_free(&damaged);
     } else if (file_exists(config)) {
         found = xstrdup(path);
     } else {
@@ -712,6 +737,16 @@ static bool find_tokenizer(App *app) {
     return done;
 }
 
+/* Whether there is a story to begin with; what is wrong otherwise, reading it all will say. */
+static bool holds_text(const char *path) {
+    Error unused;
+    StoryPiece piece;
+    Stories *stories = path ? stories_open(path, 0, &unused) : NULL;
+    const bool found = !path || (stories && stories_next(stories, &piece, &unused) == 1);
+    stories_close(stories);
+    return found;
+}
+
 /* RUN/tokens: made from the text unless an earlier start of the run has. */
 static bool make_tokens(App *app, const char *folder) {
     const Options *o = &app->options;
@@ -724,7 +759,7 @@ static bool make_tokens(App *app, const char *folder) {
                                                                                      : MIN_HELDOUT_STORIES,
                                .threads = (int)o->threads};
     if (!app->bpe) {
-        say(app, "training a tokenizer of %s tokens", commas((uint64_t)o->vocab).text);
+        if (holds_text(o->data)) say(app, "training a tokenizer of %s tokens", commas((uint64_t)o->vocab).text);
         Bpe *bpe = data_train_tokenizer(&source, (uint32_t)o->vocab, &app->err);
         if (!bpe) return false;
         use_tokenizer(app, bpe, NULL);
@@ -767,9 +802,20 @@ static bool open_windows(App *app, uint64_t otherwise) {
     if (app->train) {
         app->batches = batches_open(app->train, T, (uint64_t)o->seed, true, &app->err);
         if (!app->batches) return error_prefix(&app->err, "training side");
+        const uint64_t epoch = batches_windows(app->batches);
+        if ((uint64_t)o->batch > epoch)
+            return error_set(&app->err,
+                             "-batch %" PRId64 ": the training side has only %s of %zu tokens; lower -batch to "
+                             "%" PRIu64 " or less, or give more text",
+                             o->batch, counted(epoch, "window", "windows").text, T, epoch);
     }
     app->windows = batches_open(app->heldout, T, 0, false, &app->err);
-    if (!app->windows) return error_prefix(&app->err, "held-out side");
+    if (!app->windows)
+        return error_prefix(&app->err,
+                            o->heldout || !o->data
+                                ? "held-out side"
+                                : "held-out side (every 20th story; of fewer than 20 stories the last "
+                                  "5 %% of the text; -heldout names another)");
     const uint64_t all = batches_windows(app->windows);
     const uint64_t tokens = is_auto(o->eval_tokens) ? otherwise : (uint64_t)o->eval_tokens;
     const uint64_t wanted = tokens < T ? 1 : tokens / T;
@@ -781,9 +827,9 @@ static bool open_windows(App *app, uint64_t otherwise) {
 
 static void print_side(App *app, const char *name, const Shards *shards, uint64_t stories, uint64_t bytes) {
     if (app->has_facts)
-        row(app, name, "%s stories, %s, %s tokens", commas(stories).text, metric((double)bytes, "B").text,
-            commas(shards_tokens(shards)).text);
-    else row(app, name, "%s tokens", commas(shards_tokens(shards)).text);
+        row(app, name, "%s, %s, %s", counted(stories, "story", "stories").text,
+            metric((double)bytes, "B").text, counted(shards_tokens(shards), "token", "tokens").text);
+    else row(app, name, "%s", counted(shards_tokens(shards), "token", "tokens").text);
 }
 
 static void print_data(App *app) {
@@ -799,10 +845,10 @@ static void print_data(App *app) {
     }
     if (app->batches) {
         const uint64_t W = batches_windows(app->batches), batch = (uint64_t)o->batch;
-        row(app, "an epoch", "%s windows of %" PRId64 " tokens: %s steps", commas(W).text, o->ctx,
-            commas((W + batch - 1) / batch).text);
-        row(app, "evaluation", "%s tokens in %s windows", commas(app->eval_windows * (uint64_t)o->ctx).text,
-            commas(app->eval_windows).text);
+        row(app, "an epoch", "%s of %" PRId64 " tokens: %s", counted(W, "window", "windows").text, o->ctx,
+            counted((W + batch - 1) / batch, "step", "steps").text);
+        row(app, "evaluation", "%s tokens in %s", commas(app->eval_windows * (uint64_t)o->ctx).text,
+            counted(app->eval_windows, "window", "windows").text);
     }
     const size_t V = app->bpe ? bpe_vocab_size(app->bpe) : (size_t)o->vocab;
     if (app->merges_of) row(app, "tokenizer", "%s tokens, from %s", commas(V).text, app->merges_of);
@@ -857,21 +903,23 @@ static void print_tables(App *app) {
     print_data(app);
 
     say(app, "\nmodel");
-    row(app, "shape", "%zu layers of %zu channels, %zu heads of %zu, ctx %zu, %s positions", config->layers,
-        config->channels, config->heads, config->channels / config->heads, config->ctx, o->position);
+    row(app, "shape", "%s of %zu channels, %s of %zu, ctx %zu, %s positions",
+        counted(config->layers, "layer", "layers").text, config->channels,
+        counted(config->heads, "head", "heads").text, config->channels / config->heads, config->ctx,
+        o->position);
     row(app, "parameters", "%s", commas(gpt_parameter_count(config)).text);
     row(app, "weights", "%s", app->resume_from ? app->resume_from : app->model ? app->model : "new");
 
     const double flops = gpt_flops_per_token(config), tokens = (double)o->batch * (double)config->ctx;
     say(app, "\na step");
-    row(app, "tokens", "%s: %" PRId64 " sequences, %zu at once", commas((uint64_t)tokens).text, o->batch,
-        setup->B);
+    row(app, "tokens", "%s: %s, %zu at once", commas((uint64_t)tokens).text,
+        counted((uint64_t)o->batch, "sequence", "sequences").text, setup->B);
     row(app, "cost", "%s (6 N + 6 L T C = %s a token)", metric(flops * tokens, "FLOP").text,
         metric(flops, "FLOP").text);
     if (is_auto(o->steps))
-        row(app, "steps", "as many as fit into %g minutes: known after the first", o->minutes);
+        row(app, "length", "as many steps as fit into %g minutes: known after the first", o->minutes);
     else
-        row(app, "steps", "%s, %s tokens in all", commas((uint64_t)o->steps).text,
+        row(app, "length", "%s, %s tokens in all", counted((uint64_t)o->steps, "step", "steps").text,
             metric((double)o->steps * tokens, "").text);
 
     char device[128];
@@ -1058,6 +1106,14 @@ static bool open_run(App *app) {
     return app->settings || write_settings(app);
 }
 
+/* A start that failed before it trained leaves what was there before, so that the corrected one is not refused
+ * for a folder or for settings that only the failed one has made. */
+static void undo_start(App *app) {
+    if (!app->run || app->state.step > 0 || app->saved) return;
+    if (app->settings) run_write_settings(app->run, app->settings, NULL);
+    else run_undo(app->run);
+}
+
 /* ---- training: the schedule ---- */
 
 /* Once the number of steps is known, so is what hangs on it; written into the run, so that a resume finds it.
@@ -1071,7 +1127,9 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
     for (size_t i = 0; i < CHOSEN; i++) {
         if (!is_auto(*list[i].value)) continue;
         json_array_append_new(app->chosen, json_string(list[i].key));
-        if (list[i].most == 0) *list[i].value = steps / 5 < DEFAULT_WARMUP ? steps / 5 : DEFAULT_WARMUP;
+        /* With -minutes the first steps were taken before the number was known: in the usual warm-up. */
+        const bool short_run = o->minutes == OPTION_AUTO && steps / 5 < DEFAULT_WARMUP;
+        if (list[i].most == 0) *list[i].value = short_run ? steps / 5 : DEFAULT_WARMUP;
         else if (times) *list[i].value = (int64_t)ceil((double)steps / times[i]);
         else *list[i].value = (steps + list[i].most - 1) / list[i].most;
     }
@@ -1079,13 +1137,16 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
     return write_settings(app);
 }
 
-/* Linear to -lr, then a cosine to -min-lr (Loshchilov and Hutter 2017): a function of step and -steps alone.
- * While -minutes still has to find -steps, those first steps are in the warm-up. */
+/* Linear to -lr, then a cosine to -min-lr (Loshchilov and Hutter 2017): a function of step, -steps and -warmup
+ * alone. With -minutes the cosine begins only after the steps that are timed to find -steps, whatever the
+ * warm-up, so that the rate does not jump when they are found. */
 static double learning_rate(const Options *o, uint64_t step) {
     const double warmup = is_auto(o->warmup) ? DEFAULT_WARMUP : (double)o->warmup, at = (double)step;
     if (at < warmup) return o->lr * (at + 1) / warmup;
-    if (is_auto(o->steps)) return o->lr;
-    const double share = (at - warmup) / ((double)o->steps - warmup);
+    const double timed = o->minutes == OPTION_AUTO ? 0 : UNTIMED_STEPS + TIMED_STEPS;
+    const double flat = warmup < timed ? timed : warmup; /* the step up to which -lr is kept */
+    if (at < flat || is_auto(o->steps)) return o->lr;
+    const double share = (at - flat) / ((double)o->steps - flat);
     return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1 + cos(acos(-1) * (share < 1 ? share : 1)));
 }
 
@@ -1101,17 +1162,55 @@ static double time_stories(App *app) {
     return each * (double)tokens * (double)o->samples;
 }
 
+static double mean_step_seconds(const App *app) {
+    return app->pace.steps > 1 ? app->pace.seconds / (double)(app->pace.steps - 1) : NAN;
+}
+
+/* -minutes, before the first evaluation: how many windows it may take, so that all evaluations together take at
+ * most their share of the time. It stays so for the run, since losses of different tokens do not compare. */
+static bool fit_evaluation(App *app) {
+    Options *o = &app->options;
+    if (!is_auto(o->steps) || !is_auto(o->eval_tokens)) return true;
+    const size_t T = app->setup.config.ctx, B = app->setup.B;
+    const uint64_t all = app->eval_windows;
+    const size_t rows = all < B ? (size_t)all : B;
+    double begun = 0;
+    gpt_evaluate_begin(app->gpt);
+    for (int i = 0; i <= TIMED_EVALUATIONS; i++) { /* the first warms up */
+        if (!batches_get(app->windows, 0, rows, app->inputs, app->targets, &app->err)) return false;
+        gpt_evaluate(app->gpt, app->inputs, app->targets, rows);
+        if (i == 0) gpt_evaluate_sum(app->gpt), begun = seconds_now();
+    }
+    gpt_evaluate_sum(app->gpt); /* waits for a device that runs ahead */
+    const double each = (seconds_now() - begun) / (double)(TIMED_EVALUATIONS * rows);
+    /* One at the start, then as usual; at least one at the start and one at the end. */
+    const double fit = EVALUATION_SHARE * 60 * o->minutes / each;
+    const double usual = fit / (1 + (o->eval_every == 0 ? 1 : EVALUATIONS));
+    const double enough = ceil((double)ENOUGH_EVAL_TOKENS / (double)T),
+                 most = fmax(usual, fmin(enough, fit / 2));
+    if (most >= (double)all) return true;
+    app->eval_windows = most < 1 ? 1 : (uint64_t)most;
+    o->eval_tokens = (int64_t)(app->eval_windows * T);
+    say(app, "evaluations take %s held-out tokens each, so that they fit into a fifth of %g minutes",
+        commas((uint64_t)o->eval_tokens).text, o->minutes);
+    return write_settings(app);
+}
+
 /* -minutes: after some steps have been timed, how many fit. What comes between steps is counted in, and at
  * the end: an evaluation, stories, a checkpoint (for a disk of 200 MB/s). */
 static bool fit_steps(App *app) {
     Options *o = &app->options;
     const Pace *pace = &app->pace;
-    if (!is_auto(o->steps) || pace->steps <= UNTIMED_STEPS) return true;
-    const double timed = (double)(pace->steps - UNTIMED_STEPS), budget = 60 * o->minutes;
+    if (!is_auto(o->steps)) return true;
+    const double timed = (double)pace->steps - UNTIMED_STEPS, budget = 60 * o->minutes;
     const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
-    if (!enough && seconds_now() - app->started < 0.2 * budget) return true;
+    const double late = timed > 0 ? 0.4 : pace->steps > 1 ? 0.6 : 1;
+    if (!enough && seconds_now() - app->started < late * budget) return true;
 
-    double step = pace->timed / timed;
+    /* Where even the first steps have taken most of the time, they must do. */
+    double step = timed > 0         ? pace->timed / timed
+                  : pace->steps > 1 ? mean_step_seconds(app)
+                                    : app->state.seconds / (double)app->state.step;
     const double stories = time_stories(app);
     /* Forward is a third of a step, where no evaluation has been timed yet. */
     const double evaluation = pace->eval_seconds > 0
@@ -1126,14 +1225,15 @@ static bool fit_steps(App *app) {
     double left = 0.98 * budget - (seconds_now() - app->started), times[EVENTS];
     for (size_t i = 0; i < EVENTS; i++) {
         const int64_t every = *list[i].value, most = list[i].most;
-        const double fit = floor(0.2 * left / seconds[i]); /* a fifth of the time, not more */
+        double fit = floor(0.2 * left / seconds[i]); /* a fifth of the time, not more */
+        if (i == 0) fit = floor(EVALUATION_SHARE * budget / seconds[i]) - 1; /* one is done */
         times[i] = !is_auto(every) || fit < 1 ? 1 : fit < (double)most ? fit : (double)most;
         if (every > 0) step += seconds[i] / (double)every;
     }
     for (size_t i = 0; i < EVENTS; i++) left -= seconds[i] * times[i];
-    if (!set_steps(app, (int64_t)app->state.step + (left > step ? (int64_t)(left / step) : 1), times))
+    if (!set_steps(app, (int64_t)app->state.step + (left > 0 ? (int64_t)(left / step) : 0), times))
         return false;
-    say(app, "%s steps fit into %g minutes", commas((uint64_t)o->steps).text, o->minutes);
+    say(app, "%s into %g minutes", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes);
     return true;
 }
 
@@ -1143,14 +1243,10 @@ static double step_tokens(const App *app) {
     return (double)app->options.batch * (double)app->setup.config.ctx;
 }
 
-static double mean_step_seconds(const App *app) {
-    return app->pace.steps > 1 ? app->pace.seconds / (double)(app->pace.steps - 1) : NAN;
-}
-
-/* The steps that are left, and the evaluations between them. */
+/* The steps that are left, and the evaluations between them; NaN where it is not known yet. */
 static double seconds_left(const App *app) {
     const Options *o = &app->options;
-    if (is_auto(o->steps)) return 60 * o->minutes - (seconds_now() - app->started);
+    if (is_auto(o->steps)) return NAN;
     const double steps = (double)o->steps - (double)app->state.step;
     const double evaluations = o->eval_every > 0 ? steps / (double)o->eval_every : 1;
     return steps * mean_step_seconds(app) + evaluations * app->pace.eval_seconds;
@@ -1173,14 +1269,15 @@ static void print_step(App *app, const StepState *step, double loss, double seco
                       (now - pace->last_line >= 1 && app->state.step - pace->last_kept >= 10);
     if (keep) pace->last_line = now, pace->last_kept = app->state.step;
     if (!keep && !app->in_place) return;
-    char total[32] = "?", share[16] = "n/a";
+    char total[32] = "?", share[24] = "", left[64] = ""; /* what is not known is left out */
     if (!is_auto(o->steps)) snprintf(total, sizeof total, "%" PRId64, o->steps);
-    if (isfinite(mfu(app, seconds))) snprintf(share, sizeof share, "%.1f %%", 100 * mfu(app, seconds));
+    if (isfinite(mfu(app, seconds))) snprintf(share, sizeof share, "  MFU %.1f %%", 100 * mfu(app, seconds));
+    if (isfinite(seconds_left(app))) snprintf(left, sizeof left, "  %s left", duration(seconds_left(app)).text);
     fprintf(app->report,
-            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s  MFU %s  %s left%s",
+            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s%s%s%s",
             app->in_place ? "\r\033[K" : "", app->state.step, total, loss, (double)step->lr,
             (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text, share,
-            duration(seconds_left(app)).text, keep ? "\n" : "");
+            left, keep ? "\n" : "");
     app->line_open = !keep;
     fflush(app->report);
 }
@@ -1246,11 +1343,11 @@ static bool take_step(App *app) {
         app->pace.attention.backward += attention.backward;
     }
     if (app->pace.steps > UNTIMED_STEPS) app->pace.timed += seconds;
-    log_row(app,
-            json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
-                      (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
-                      "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds, "tokens_per_s",
-                      (double)(batch * T) / seconds, "mfu", run_number(mfu(app, seconds)), "tokens", (json_int_t)app->state.tokens));
+    log_row(app, json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
+                           (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
+                           "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds,
+                           "tokens_per_s", (double)(batch * T) / seconds, "mfu",
+                           run_number(mfu(app, seconds)), "tokens", (json_int_t)app->state.tokens));
     print_step(app, &step, loss, seconds);
     return check_finite(app, &step);
 }
@@ -1274,20 +1371,28 @@ static bool watch_loss(App *app) {
                       "tokens", (json_int_t)result.tokens, "floor", run_number(floor)));
     char beside[64] = "";
     if (isfinite(floor)) snprintf(beside, sizeof beside, "  floor %.4f", floor);
-    say(app, "held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s", result.loss,
-        result.bits_per_byte, commas(result.tokens).text, beside);
+    say(app, "step %" PRIu64 "  held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s",
+        app->state.step, result.loss, result.bits_per_byte, commas(result.tokens).text, beside);
     write_report(app);
     return true;
 }
 
-/* Text as a terminal may see it: a control byte of a story does not control the terminal. */
+/* Text as a terminal may see it: a control character of a story (below U+0020, U+007F to U+009F) does not
+ * control the terminal, and what is no UTF-8 is no text; U+FFFD stands for both. */
 static void watch_story(App *app, const Buffer *text) {
+    static const char replacement[] = "\xEF\xBF\xBD";
     finish_line(app);
     fputc('\n', app->report);
-    for (size_t i = 0; i < text->size; i++) {
-        const uint8_t byte = text->data[i];
-        fputc((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F ? '?' : byte, app->report);
+    json_t *valid = run_text(text->data, text->size);
+    const uint8_t *bytes = (const uint8_t *)json_string_value(valid);
+    for (size_t i = 0, size = json_string_length(valid); i < size; i++) {
+        const bool c1 = bytes[i] == 0xC2 && bytes[i + 1] < 0xA0; /* of two bytes */
+        if (c1) i++;
+        if (c1 || (bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t') || bytes[i] == 0x7F)
+            fputs(replacement, app->report);
+        else fputc(bytes[i], app->report);
     }
+    json_decref(valid);
     say(app, "\n");
     const char *prompt = app->options.prompt ? app->options.prompt : "";
     log_row(app, json_pack("{s:s, s:I, s:s, s:o}", "type", "sample", "step", (json_int_t)app->state.step,
@@ -1340,7 +1445,8 @@ static bool train_loop(App *app) {
     const Options *o = &app->options;
     /* At the start, and after a resume where a signal had kept it from being done. */
     const bool at_start = app->state.step == 0 || is_due(app, o->eval_every);
-    if (at_start && isnan(app->state.eval_loss) && !watch_loss(app)) return false;
+    if (at_start && isnan(app->state.eval_loss) && !(fit_evaluation(app) && watch_loss(app))) return false;
+    atomic_store(&taking_steps, true);
     while (is_auto(o->steps) || (int64_t)app->state.step < o->steps) {
         if (ranks_agree(&app->ranks, stop_requested())) return true;
         if (!take_step(app) || !fit_steps(app) || !watch(app)) return false;
@@ -1414,8 +1520,8 @@ static bool finish(App *app, bool trained) {
         app->stopped = 128 + signal_number;
     } else {
         const double step = mean_step_seconds(app);
-        say(app, "done in %s, %s steps%s%s%s", duration(seconds_now() - app->started).text,
-            commas(app->pace.steps).text, isfinite(step) ? ", " : "",
+        say(app, "done in %s, %s%s%s%s", duration(seconds_now() - app->started).text,
+            counted(app->pace.steps, "step", "steps").text, isfinite(step) ? ", " : "",
             isfinite(step) ? commas((uint64_t)(step_tokens(app) / step)).text : "",
             isfinite(step) ? " tokens/s after the first" : "");
     }
@@ -1489,6 +1595,7 @@ static bool train(App *app) {
             done = done && train_model(app);
         }
     }
+    if (!done) undo_start(app);
     return done;
 }
 
@@ -1531,11 +1638,26 @@ static bool compare_backends(App *app) {
     char *tokens = folder && !names_shards(o->data) ? xformat("%s/tokens", folder) : NULL;
     done = folder && (!tokens || make_tokens(app, tokens));
     if (!done && stop_requested()) app->code = 128 + stop_requested();
+    if (folder && !done) { /* text that cannot be used leaves nothing behind */
+        folder_remove(tokens, NULL);
+        rmdir(folder);
+    }
     if (done) {
         finish_line(app);
         fflush(app->report); /* before others write there */
+        char *data = tokens ? xformat("%s/train-*.bin", tokens) : NULL;
+        char *heldout = tokens ? xformat("%s/heldout-*.bin", tokens) : NULL;
+        char *eval_tokens = xformat("%d", DEFAULT_EVAL_TOKENS);
+        char *more[7] = {NULL};
+        size_t n = 0;
+        if (tokens) more[n++] = "-data", more[n++] = data, more[n++] = "-heldout", more[n++] = heldout;
+        /* With -minutes each would choose for itself, and losses of different tokens do not compare. */
+        if (!options_given("eval-tokens")) more[n++] = "-eval-tokens", more[n++] = eval_tokens;
         if (tokens) comparison.floor = app->facts.heldout_floor;
-        done = compare_train(&comparison, folder, tokens, app->argc, app->argv, &app->err);
+        done = compare_train(&comparison, folder, app->argc, app->argv, more, &app->err);
+        free(eval_tokens);
+        free(heldout);
+        free(data);
     }
     if (done) {
         compare_show(&comparison, app->report);
@@ -1716,16 +1838,15 @@ typedef struct IdReader {
     bool reading;
 } IdReader;
 
+static const uint64_t LARGEST_READ = UINT64_MAX / 10; /* what an id is read up to: far past any tokenizer's */
+
 static bool read_id(App *app, IdReader *reader, int c, Tokens *ids) {
     const uint32_t V = bpe_vocab_size(app->bpe);
     if (c >= '0' && c <= '9') {
-        reader->id = 10 * reader->id + (uint64_t)(c - '0');
         reader->reading = true;
-        if (reader->id < V) return true;
-        return error_set(&app->err,
-                         "stdin: id number %" PRIu64 " is %" PRIu64
-                         " or more, the tokenizer %s has ids 0 to %u",
-                         reader->index + 1, reader->id, app->merges_of, V - 1);
+        if (reader->id < LARGEST_READ / 10) reader->id = 10 * reader->id + (uint64_t)(c - '0');
+        else reader->id = LARGEST_READ;
+        return true;
     }
     if (!isspace(c))
         return error_set(&app->err,
@@ -1734,6 +1855,11 @@ static bool read_id(App *app, IdReader *reader, int c, Tokens *ids) {
                          "by spaces",
                          reader->index + 1, (unsigned)c);
     if (!reader->reading) return true;
+    if (reader->id >= V)
+        return error_set(&app->err,
+                         "stdin: id number %" PRIu64 " is %" PRIu64 "%s, this tokenizer (%s) has ids 0 to %u",
+                         reader->index + 1, reader->id, reader->id == LARGEST_READ ? " or more" : "",
+                         app->merges_of, V - 1);
     tokens_reserve(ids, 1);
     ids->ids[ids->count++] = (uint32_t)reader->id;
     *reader = (IdReader){.index = reader->index + 1};
@@ -1746,6 +1872,7 @@ static bool decode_stdin(App *app) {
     IdReader reader = {0};
     Tokens ids = {0};
     Buffer text = {0};
+    uint8_t last = '\n'; /* byte written */
     bool done = true, more = true;
     while (done && more) {
         size_t size = fread(bytes, 1, STDIN_BYTES - 1, stdin);
@@ -1757,7 +1884,8 @@ static bool decode_stdin(App *app) {
         text.size = 0;
         done = bpe_decode(app->bpe, ids.ids, ids.count, &text, &app->err) && done;
         app->err = mistake;
-        if (text.size > 0) fwrite(text.data, 1, text.size, stdout);
+        if (text.size > 0) fwrite(text.data, 1, text.size, stdout), last = text.data[text.size - 1];
+        if (!done && last != '\n') putchar('\n'); /* so that the error has a line of its own */
         if (ferror(stdout)) done = flush_output(app, stdout);
         ids.count = 0;
     }
@@ -1804,9 +1932,13 @@ static void free_app(App *app) {
     ranks_end(&app->ranks);
 }
 
-/* Waits for signals, so that no other thread takes one. */
+/* Waits for signals, so that no other thread takes one. The first asks for a stop, which a long step delays;
+ * the handler ends the process at the second. */
 static void *take_signals(void *signals) {
     pthread_sigmask(SIG_UNBLOCK, (const sigset_t *)signals, NULL);
+    while (!stop_requested()) pause();
+    if (atomic_load(&taking_steps))
+        fputs("train_gpt: note: finishing the step; once more to stop at once\n", stderr);
     for (;;) pause();
     return NULL;
 }
@@ -1838,6 +1970,9 @@ int main(int argc, char **argv) {
     bool done = options_parse(&app.options, argc, argv, &app.err), training = false;
     if (!done) app.code = EXIT_USAGE;
     done = done && check_modes(&app);
+    if (done && simd_note())
+        warn(&app, "TRAIN_GPT_SIMD=%s: %s; using %s", getenv("TRAIN_GPT_SIMD"), simd_note(),
+             simd_name(simd_level()));
     /* Who encodes or decodes has nothing to save: a signal ends that at once, as it does other filters. */
     if (!o->encode && !o->decode) start_signals();
     else signal(SIGPIPE, SIG_IGN);

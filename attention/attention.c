@@ -5,12 +5,12 @@
 
 extern const Attention attention_flash_cpu, attention_naive_cpu;
 #ifdef USE_CUDA
-extern const Attention attention_naive_cuda, attention_naive_cuda_fp32;
+extern const Attention attention_flash_mma, attention_naive_cuda, attention_naive_cuda_fp32;
 #endif
 
 const Attention *const attention_backends[] = {
 #ifdef USE_CUDA
-    &attention_naive_cuda, &attention_naive_cuda_fp32,
+    &attention_flash_mma, &attention_naive_cuda, &attention_naive_cuda_fp32,
 #endif
     &attention_flash_cpu, &attention_naive_cpu, NULL};
 

@@ -362,7 +362,7 @@ static void put_tiles(Buffer *page, const Facts *facts) {
     put_tile(page, "tokens seen", facts->tokens, 0, "");
     put_tile(page, "tokens/s", facts->tokens_per_s.used ? facts->tokens_per_s.last : (double)NAN, 0, "");
     put_tile(page, "MFU", facts->mfu * 100, 1, " %");
-    put_tile(page, "peak memory", number(facts->end, "peak_memory_bytes") / (1 << 20), 0, " MiB");
+    put_tile(page, "peak memory", number(facts->end, "peak_memory_bytes") / 1e6, 0, " MB");
     put(page, "</div>\n");
 }
 
@@ -431,11 +431,20 @@ static void put_samples(Buffer *page, const Facts *facts) {
     }
 }
 
-/* One row for each setting; those inside another are named outer.inner. */
+/* What run.json holds for the program alone: which data it was, what it chose itself. */
+static bool is_internal(const char *name) {
+    static const char *const internal[] = {"train_identity", "heldout_identity", "chosen"};
+    for (size_t i = 0; i < sizeof internal / sizeof internal[0]; i++)
+        if (strcmp(name, internal[i]) == 0) return true;
+    return false;
+}
+
+/* One row for each setting that has a value; those inside another are named outer.inner. */
 static void put_settings(Buffer *page, const char *prefix, const json_t *settings) {
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)settings, name, value) {
+        if (json_is_null(value) || is_internal(name)) continue;
         char *full = xformat("%s%s%s", prefix, *prefix ? "." : "", name);
         if (json_is_object(value) && json_object_size(value) > 0) {
             put_settings(page, full, value);

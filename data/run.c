@@ -20,8 +20,15 @@
 #define st_mtim st_mtimespec
 #endif
 
+/* All that a run folder holds at its top. */
+static const char *const entries[] = {"run.json", "log.jsonl", "report.html", "tokens", "checkpoints", "lock"};
+enum { ENTRIES = sizeof entries / sizeof entries[0] };
+
 struct Run {
     char *path;
+    bool had[ENTRIES];  /* there before run_open */
+    bool made;          /* the folder was not */
+    char *moved_aside;  /* where RUN_FORCE put the old run; NULL: there was none */
     int lock;
     int log; /* -1: not open yet */
     bool log_failing;
@@ -85,24 +92,26 @@ static int lock_folder(const char *path, Error *err) {
     return fd;
 }
 
-/* Renames a run to PATH.old-1, or -2 ..., after making sure that nobody uses it. */
-static bool move_aside(const char *path, Error *err) {
+/* Renames a run to PATH.old-1, or -2 ..., after making sure that nobody uses it; the new name, to be freed,
+ * or NULL. */
+static char *move_aside(const char *path, Error *err) {
     const int lock = lock_folder(path, err);
-    if (lock < 0) return false;
-    bool ok = true, done = false;
-    for (unsigned i = 1; ok && !done; i++) {
+    if (lock < 0) return NULL;
+    char *moved = NULL;
+    bool ok = true;
+    for (unsigned i = 1; ok && !moved; i++) {
         char *old = xformat("%s.old-%u", path, i);
         struct stat info;
         if (lstat(old, &info)) {
             if (rename(path, old))
                 ok = error_set(err, "cannot move the old run '%s' aside to '%s': %s", path, old,
                                strerror(errno));
-            done = true;
+            else moved = old;
         }
-        free(old);
+        if (!moved) free(old);
     }
     close(lock);
-    return ok;
+    return moved;
 }
 
 /* A new folder runs/YYYYMMDD-HHMMSS, with -2, -3 ... behind it where that exists; NULL on failure. */
@@ -125,11 +134,12 @@ static char *make_dated_folder(Error *err) {
 }
 
 /* Makes sure that `path` is a folder in which this process may begin or go on with a run. */
-static bool enter_folder(const char *path, RunOpen how, bool *resumed, Error *err) {
+static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
+    const char *path = run->path;
     struct stat info;
     if (lstat(path, &info) == 0 && !folder_exists(path))
         return error_set(err, "run folder '%s' is a file; name another -run", path);
-    if (!folder_exists(path)) return folder_make(path, err);
+    if (!folder_exists(path)) return run->made = folder_make(path, err);
     Content content;
     if (!folder_content(path, &content, err)) return false;
     if (content == OTHER)
@@ -138,6 +148,7 @@ static bool enter_folder(const char *path, RunOpen how, bool *resumed, Error *er
             "folder '%s' is not empty and is no run (it has no run.json); name a new or an empty "
             "folder with -run",
             path);
+    for (size_t i = 0; i < ENTRIES; i++) run->had[i] = holds(path, entries[i]);
     if (content == EMPTY) return true;
     if (how == RUN_NEW)
         return error_set(
@@ -145,43 +156,51 @@ static bool enter_folder(const char *path, RunOpen how, bool *resumed, Error *er
             "folder '%s' holds a run; go on with it by -resume, start over by -force (it is then "
             "moved aside), or name another -run",
             path);
-    if (how == RUN_FORCE) return move_aside(path, err) && folder_make(path, err);
+    if (how == RUN_FORCE) {
+        memset(run->had, 0, sizeof run->had);
+        run->moved_aside = move_aside(path, err);
+        return run->made = run->moved_aside && folder_make(path, err);
+    }
     *resumed = true;
     return true;
 }
 
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     *resumed = false;
-    char *folder;
+    Run *run = (Run *)xcalloc(1, sizeof *run);
+    run->lock = run->log = -1;
+    bool ok;
     if (path) {
         size_t size = strlen(path);
         while (size > 1 && path[size - 1] == '/') size--; /* so that .old-1 is put behind the name */
-        if (size == 0) {
-            error_set(err, "the run folder's name is empty; name one with -run");
-            return NULL;
-        }
-        folder = xformat("%.*s", (int)size, path);
-        if (!enter_folder(folder, how, resumed, err)) {
-            free(folder);
-            return NULL;
-        }
-    } else if (!(folder = make_dated_folder(err))) {
-        return NULL;
+        run->path = xformat("%.*s", (int)size, path);
+        ok = size == 0 ? error_set(err, "the run folder's name is empty; name one with -run")
+                       : enter_folder(run, how, resumed, err);
+    } else {
+        run->path = make_dated_folder(err);
+        ok = run->made = run->path != NULL;
     }
-    const int lock = lock_folder(folder, err);
-    if (lock < 0) {
-        free(folder);
-        return NULL;
+    if (ok) run->lock = lock_folder(run->path, err);
+    if (run->lock >= 0) return run;
+    run_close(run);
+    return NULL;
+}
+
+void run_undo(Run *run) {
+    for (size_t i = 0; i < ENTRIES; i++) {
+        char *name = join(run->path, entries[i]);
+        if (!run->had[i]) folder_remove(name, NULL); /* a file, too */
+        free(name);
     }
-    Run *run = (Run *)xcalloc(1, sizeof *run);
-    run->path = folder, run->lock = lock, run->log = -1;
-    return run;
+    /* rmdir, which leaves a folder that someone else has put something into. */
+    if (run->made && rmdir(run->path) == 0 && run->moved_aside) rename(run->moved_aside, run->path);
 }
 
 void run_close(Run *run) {
     if (!run) return;
     if (run->log >= 0) close(run->log);
-    close(run->lock);
+    if (run->lock >= 0) close(run->lock);
+    free(run->moved_aside);
     free(run->path);
     free(run);
 }

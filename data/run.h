@@ -33,6 +33,9 @@ typedef enum RunOpen {
  * written. *resumed tells whether a run was there (RUN_RESUME). */
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err);
 void run_close(Run *run); /* unlocks; NULL is fine */
+/* For a start that failed: removes what was put into the folder since run_open, and the folder if run_open
+ * made it; a run that RUN_FORCE moved aside is moved back. What was there before stays. Then run_close. */
+void run_undo(Run *run);
 const char *run_path(const Run *run);
 char *run_file(const Run *run, const char *name); /* RUN/name, to be freed */
 /* The newest run under runs/, to be freed; NULL with a line where there is none. */

@@ -1188,8 +1188,10 @@ static bool check_side(const Encoding *e, const DataSource *source, Side side, E
     const char *path = side == TRAIN || !source->heldout ? source->data : source->heldout;
     if (!path)
         return error_set(err, "0 built-in stories were asked for, expected at least 1; raise -stories");
-    return error_set(err, "'%s' holds no story for the %s side; give more text", path,
-                     side == TRAIN ? "training" : "held-out");
+    return error_set(err, "'%s' holds no story for the %s side; give more text%s", path,
+                     side == TRAIN ? "training" : "held-out",
+                     side == HELDOUT && !source->heldout ? ", or a held-out side of its own with -heldout"
+                                                         : "");
 }
 
 bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *folder, DataFacts *facts,

@@ -23,6 +23,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 typedef struct Settings {
     size_t layers, heads, channels, vocab, ctx, batch, threads, steps;
@@ -386,8 +389,11 @@ static bool bench(Settings *s, Error *err) {
     const AttentionShape shape = {
         .B = s->batch, .T = s->ctx, .H = s->heads, .D = s->channels / s->heads, .training = true};
     setup.attention = done ? attention_find(s->attention, ops->name, &shape, err) : NULL;
-    done = setup.attention && gpt_plan(&setup, &report.plan, err) &&
-           memory_plan_process(&setup, &report.plan, err);
+    done = setup.attention && gpt_plan(&setup, &report.plan, err);
+    if (done) {
+        report.sgemm_before = sgemm_flops();
+        done = memory_plan_process(&setup, &report.plan, err); /* now: without what those products held */
+    }
     if (done) {
         char device[128];
         ops->describe(stream, device, sizeof device);
@@ -397,7 +403,6 @@ static bool bench(Settings *s, Error *err) {
                1e-6 * (double)gpt_parameter_count(&report.config), device, setup.attention->name);
         if (sgemm_warning()) printf("note: %s\n", sgemm_warning());
         printf("\n");
-        report.sgemm_before = sgemm_flops();
         done = take_steps(&setup, s->steps, &report.plain, err);
     }
     if (done) {
@@ -431,6 +436,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_train: %s\n", err.text);
         return EXIT_USAGE;
     }
+#ifdef _OPENMP
+    if (s.threads == 0) s.threads = (size_t)omp_get_max_threads();
+#else
+    s.threads = 1;
+#endif
     if (bench(&s, &err)) return EXIT_DONE;
     fprintf(stderr, "bench_train: %s\n", err.text);
     return EXIT_FAILED;

@@ -57,6 +57,7 @@ TEST(spellings) {
     CHECK(parse_pair("-prompt", "-a dash, and\nlines") && strcmp(options.prompt, "-a dash, and\nlines") == 0);
     CHECK(parse_pair("-prompt=-steps", NULL) && strcmp(options.prompt, "-steps") == 0);
     CHECK(parse_pair("-prompt=a=b", NULL) && strcmp(options.prompt, "a=b") == 0);
+    CHECK(parse_pair("-prompt", "") && options.prompt == NULL && !parse_pair("-data", ""));
 }
 
 TEST(whole_numbers) {
@@ -135,6 +136,7 @@ TEST(unknown_flags_name_the_nearest) {
         CHECK(!parse_pair(pairs[i][0], "1"));
         CHECK_MSG(says(wanted), "%s", err.text);
     }
+    CHECK(!parse("-colour 3") && !says("did you mean") && !parse("-q 3") && !says("did you mean"));
     /* No flag is short for another: -b is not -batch. */
     CHECK(!parse("-b 4") && !parse("-step 4") && !parse("-l 4"));
 }

@@ -55,7 +55,8 @@ trains() {
     "$program" $train -run run >out 2>err
     [ ! -s err ] || say_and_fail "stderr: $(cat err)"
     grep -q '^step 6/6 ' out
-    grep -q '^held-out loss ' out
+    grep -q '^step 6  held-out loss ' out
+    ! grep -q 'MFU n/a' out
     for file in run.json log.jsonl report.html tokens/merges.txt tokens/data.json; do [ -s run/$file ]; done
     for step in 3 6; do
         for file in model.safetensors optimizer.safetensors config.json tokenizer.json merges.txt state.json MANIFEST; do
@@ -164,6 +165,7 @@ a_signal_saves() {
     wait $process || status=$?
     [ $status = 130 ] || say_and_fail "exit code $status: $(cat err)"
     grep -q 'stopped by SIGINT after step' out
+    grep -q 'finishing the step; once more to stop at once' err
     step=$(ls long/checkpoints | sed 's/step-0*//' | sort -n | tail -n 1)
     [ "$(grep -c '"type":"step"' long/log.jsonl)" = "$step" ]
     tail -n 1 long/log.jsonl | grep -q '"reason":"SIGINT"'
@@ -235,6 +237,13 @@ generating() {
     grep -q '^Anna found' out
     "$program" -generate -load run/checkpoints/step-00000003 -prompt '<|endoftext|>' -sample-tokens 2 >out 2>err
     grep -q '^<|endoftext|>' out # ordinary text
+    "$program" -generate -load run -prompt '' -samples 3 -seed 5 -sample-tokens 30 2>err | cmp - one
+    cp -r run worn
+    printf '\377\377' | dd of="$(model_of worn 6)" bs=1 seek=3000 conv=notrunc status=none
+    for mode in -generate -evaluate; do
+        "$program" $mode -load worn -sample-tokens 5 >out 2>err
+        grep -q 'passed over a damaged checkpoint.*step-00000006' err
+    done
     "$program" -generate -load run -samples 0 >out 2>err
     [ ! -s out ]
     # Nobody reads any more: quiet, exit code 1.
@@ -279,6 +288,10 @@ encoding() {
         echo "$bad" | "$program" -decode -tokenizer run >out 2>err || status=$?
         [ $status = 1 ] && [ "$(wc -l <err)" = 1 ]
     done
+    printf '%s 99999' "$(printf Ben | "$program" -encode -tokenizer run)" |
+        "$program" -decode -tokenizer run >out 2>err || true
+    printf 'Ben\n' | cmp - out
+    grep -q 'id number [0-9]* is 99999, this tokenizer .* has ids 0 to ' err
     fails 2 '-tokenizer' -encode
     fails 1 'no file or folder' -decode -tokenizer nowhere
     if [ -e /dev/full ]; then
@@ -290,6 +303,7 @@ encoding() {
 
 wrong_usage() {
     fails 2 'did you mean -steps' -stesp 5
+    fails 2 'there is no flag -colour; see -help' -colour 5
     fails 2 '12x' -steps 12x
     fails 2 '1e9' -steps 1e9
     fails 2 'nan' -lr nan
@@ -297,7 +311,11 @@ wrong_usage() {
     fails 2 'unexpected' stories.txt
     fails 2 'give one of them' -generate -evaluate
     fails 2 'give one of them' -steps 5 -minutes 1
-    fails 2 'no CUDA' -device cuda
+    # Without a GPU (or a build without the CUDA part), an answer in one line.
+    status=0
+    "$program" -device cuda -dry-run >out 2>err || status=$?
+    [ $status = 0 ] || { [ "$(wc -l <err)" = 1 ] && grep -q 'error: .*-device cpu' err; }
+    status=0
     fails 2 '-heads' -channels 30 -heads 4
     fails 2 '-min-lr' -lr 1e-4 -min-lr 1e-3
     fails 2 '-micro' -micro 8 -batch 4
@@ -308,7 +326,35 @@ wrong_usage() {
     (mkdir nothing && cd nothing && fails 1 'no run' -resume)
     : >empty.txt
     "$program" -data empty.txt -steps 1 -run emptied >out 2>err || status=$?
-    [ "$status" = 1 ] && [ "$(wc -l <err)" = 1 ]
+    [ "$status" = 1 ] && [ "$(wc -l <err)" = 1 ] && ! grep -q 'training a tokenizer' out
+    TRAIN_GPT_SIMD=mmx "$program" -version 2>&1 | grep -q 'TRAIN_GPT_SIMD=mmx'
+}
+
+# A start that fails leaves nothing that the corrected one trips over, and takes nothing that was there before.
+failed_starts() {
+    refused() { # WORDS ARGUMENT...
+        local words=$1 status=0
+        shift
+        "$program" -data stories.txt $small -steps 1 "$@" >out 2>err || status=$?
+        [ $status = 1 ] && grep -q -e "$words" err || say_and_fail "$*: exit code $status: $(cat err)"
+    }
+    mkdir no-text mine
+    : >empty.txt
+    refused 'holds no story' -data empty.txt -run start
+    refused 'holds no text' -data no-text -run start
+    refused '-batch 5000.*lower -batch to [0-9]* or' -batch 5000 -micro 4 -run start
+    printf 'Anna found a ball. %.0s' $(seq 40) >one.txt
+    refused 'held-out side .*-heldout' -data one.txt -run start
+    [ ! -e start ]
+    refused 'sequence of 100000' -ctx 100000 -run mine
+    [ -d mine ] && [ -z "$(ls mine)" ]
+    cp -r run kept
+    refused 'holds no story' -data empty.txt -run kept -force
+    diff -r -x lock run kept # the lock names its last process
+    [ ! -e kept.old-1 ]
+    "$program" -tokenize -data stories.txt -vocab 300 -run started >/dev/null
+    refused 'sequence of 100000' -ctx 100000 -run started -resume
+    "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
 too_large_is_an_answer() {
@@ -339,6 +385,14 @@ minutes_fix_the_steps() {
     [ "$steps" -ge 3 ]
     grep -q "^step $steps/$steps " out
     grep -q 'floor' out # built-in stories: it is known
+    grep -q '^step 1/?.*tokens/s$' out && ! grep -q ' 0 s left' <(grep -v "^step $steps/" out | head -n 3)
+    # The warm-up that the first steps were taken in stays.
+    grep -q '"warmup": 50,' timed/run.json
+    # Evaluations that would take too long are of fewer tokens, and stay so.
+    "$program" -stories 50 ${small% -eval-tokens*} -vocab 400 -minutes 0.01 -samples 0 -run brief >out 2>err
+    tokens=$(sed -n 's/.*"eval_tokens": \([0-9]*\),.*/\1/p' brief/run.json)
+    [ "$tokens" -ge 32 ] && [ "$tokens" -lt 131072 ]
+    [ "$(grep '"type":"eval"' brief/log.jsonl | grep -vc "\"tokens\":$tokens,")" = 0 ]
     # The same command goes on with the same schedule.
     "$program" -stories 50 $small -vocab 400 -minutes 0.03 -run timed -resume | grep -q 'nothing is left'
 }
@@ -358,7 +412,7 @@ not_finite_ends_a_run() {
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage \
-    too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    failed_starts too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
     run_test $test
 done
 echo "program: $passed passed, $failed failed, $skipped skipped"

@@ -418,7 +418,7 @@ TEST(report_shows_the_run) {
                                         "1.1250",
                                         "1.6000",
                                         "2,000,000",
-                                        "512 MiB",
+                                        "537 MB",
                                         "layers",
                                         "flash_cpu",
                                         "<b>Once</b> there",

@@ -1,0 +1,680 @@
+/* test_flash_cuda.c - attention/flash_cuda.cu: out, lse and gradients by the rule of attention.h, at every
+ * length to 260 and odd ones to 4,097, for each head size, with each choice of tiles (TRAIN_GPT_SHARED_KB: the
+ * shared memory that a block has on other GPUs) and both ways to dQ; generation with a cache; many heads; more than
+ * 2^31 numbers; bit-equal repeats. Outputs hold NaN beforehand, and around every tensor lie guard bytes that
+ * are NaN as numbers: one read too far shows in a result, one write in the guard.
+ *
+ * The rule: for out, dq, dk, dv, max|ours - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|, where ref
+ * is attention in float64 and plain the same in bf16: inputs of products, S, P, dP and dS rounded, sums in fp32.
+ * plain sums over channels upwards and downwards, and the worse of both counts, since the largest error of a
+ * small tensor is often one row's luck. Beyond T = 1,025 both are the GPU's naive attention, in fp32 and in bf16,
+ * and float64 has a few rows. lse: |ours - ref| <= 1e-3 + 4 last places of the largest number it is made of:
+ * the row's largest sum of |q k|, times scale.
+ *
+ * Skipped where the build or the machine has no GPU. */
+#include "test.h"
+
+#ifndef USE_CUDA
+TEST(flash) {
+    SKIP("this build has no CUDA");
+}
+int main(int argc, char **argv) {
+    test_start(argc, argv, "flash_cuda");
+    RUN(flash);
+    return test_finish();
+}
+#else
+#include "reference_random.h"
+
+#include "../model/ops.h"
+
+static Stream *gpu, *gpu32; /* of ops_cuda, and of ops_cuda_fp32 for the naive reference */
+static const Attention *flash, *naive, *naive32;
+static char no_gpu[sizeof(Error)];
+#define NEED_GPU() \
+    if (!gpu) SKIP("%s", no_gpu)
+
+static const size_t head_sizes[] = {32, 64, 96, 128};
+enum { HEAD_SIZES = 4, GUARD = 256 };
+
+/* ---- numbers ---- */
+static uint16_t bf16_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (isnan(x)) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+}
+static float bf16_value(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static float bf16_rounded(float x) {
+    return bf16_value(bf16_bits(x));
+}
+
+static void fill_normal(uint16_t *x, size_t n, double spread, uint64_t stream) {
+    for (size_t i = 0; i < n; i++) x[i] = bf16_bits((float)(spread * reference_normal(stream, i)));
+}
+
+/* ---- guarded memory on the GPU ---- */
+typedef struct Tensor {
+    uint8_t *memory; /* GUARD bytes, the tensor, GUARD bytes */
+    size_t bytes;
+} Tensor;
+
+/* With these bytes, or with NaNs. */
+static Tensor tensor_new(const void *bytes, size_t size) {
+    Error err = {""};
+    uint8_t *all = xmalloc(size + 2 * GUARD), *memory = ops_cuda.allocate(gpu, size + 2 * GUARD, &err);
+    if (!memory) printf("test_flash_cuda: %s\n", err.text), exit(1);
+    memset(all, 0xff, size + 2 * GUARD);
+    if (bytes) memcpy(all + GUARD, bytes, size);
+    ops_cuda.upload(gpu, memory, all, size + 2 * GUARD);
+    ops_cuda.synchronize(gpu); /* the other stream may read it */
+    free(all);
+    return (Tensor){memory, size};
+}
+static void *tensor_data(Tensor tensor) {
+    return tensor.memory + GUARD;
+}
+/* What it holds now, to be freed; its guards are checked. */
+static void *tensor_take(Tensor tensor, const char *what) {
+    uint8_t *all = xmalloc(tensor.bytes + 2 * GUARD);
+    ops_cuda.download(gpu, all, tensor.memory, tensor.bytes + 2 * GUARD);
+    const uint8_t *end = all + GUARD + tensor.bytes;
+    bool whole = true;
+    for (size_t i = 0; i < GUARD; i++) whole = whole && all[i] == 0xff && end[i] == 0xff;
+    CHECK_MSG(whole, "%s was written beyond its ends", what);
+    memmove(all, all + GUARD, tensor.bytes);
+    return all;
+}
+static void tensor_free(Tensor tensor) {
+    ops_cuda.release(gpu, tensor.memory);
+}
+
+/* ---- a case, and what attention makes of it ---- */
+typedef struct Case {
+    size_t B, T, H, D;
+    double spread;
+    uint16_t *qkv, *d_out; /* (B, T, 3, H, D), (B, T, H, D) */
+} Case;
+
+enum { OUT, DQ, DK, DV, RESULTS };
+static const char *const result_names[RESULTS] = {"out", "dq", "dk", "dv"};
+
+static Case case_new(size_t B, size_t T, size_t H, size_t D, double spread) {
+    const size_t n = B * T * H * D;
+    Case c = {B, T, H, D, spread, xmalloc(3 * n * sizeof *c.qkv), xmalloc(n * sizeof *c.d_out)};
+    const uint64_t stream = 2 * (((T * 1000 + D) * 100 + H) * 100 + (uint64_t)spread);
+    fill_normal(c.qkv, 3 * n, spread, stream), fill_normal(c.d_out, n, 1, stream + 1);
+    return c;
+}
+static void case_free(Case *c) {
+    free(c->qkv), free(c->d_out);
+}
+
+/* Where number d of row t of a head is in (B, T, H, D), and of q, k, v (0, 1, 2) in (B, T, 3, H, D). */
+static size_t in_out(const Case *c, size_t head, size_t t, size_t d) {
+    return ((head / c->H * c->T + t) * c->H + head % c->H) * c->D + d;
+}
+static size_t in_qkv(const Case *c, size_t head, size_t t, size_t which, size_t d) {
+    return (((head / c->H * c->T + t) * 3 + which) * c->H + head % c->H) * c->D + d;
+}
+
+/* All results as floats; to be freed. */
+typedef struct Result {
+    float *of[RESULTS]; /* (B, H, T, D) */
+    float *lse;         /* (B, H, T) */
+} Result;
+
+static void result_free(Result *result) {
+    for (int r = 0; r < RESULTS; r++) free(result->of[r]);
+    free(result->lse);
+}
+
+static AttentionCall call_of(const Case *c, Stream *stream, bool deterministic) {
+    return (AttentionCall){.B = c->B,
+                           .T = c->T,
+                           .H = c->H,
+                           .D = c->D,
+                           .scale = 1.0f / sqrtf((float)c->D),
+                           .training = true,
+                           .deterministic = deterministic,
+                           .stream = stream};
+}
+
+/* Forward and backward; half: activations are bf16 (else fp32). */
+static Result attention_on(const Attention *backend, Stream *stream, bool half, const Case *c,
+                           bool deterministic) {
+    const size_t n = c->B * c->T * c->H * c->D, rows = c->B * c->H * c->T, size = half ? 2 : 4;
+    const AttentionShape shape = {c->B, c->T, c->H, c->D, true, deterministic};
+    float *wide = NULL;
+    Tensor qkv, d_out;
+    if (half) {
+        qkv = tensor_new(c->qkv, 3 * n * size), d_out = tensor_new(c->d_out, n * size);
+    } else {
+        wide = xmalloc(4 * n * sizeof *wide);
+        for (size_t i = 0; i < 3 * n; i++) wide[i] = bf16_value(c->qkv[i]);
+        for (size_t i = 0; i < n; i++) wide[3 * n + i] = bf16_value(c->d_out[i]);
+        qkv = tensor_new(wide, 3 * n * size), d_out = tensor_new(wide + 3 * n, n * size);
+    }
+    const Tensor out = tensor_new(NULL, n * size), lse = tensor_new(NULL, rows * sizeof(float));
+    const Tensor d_qkv = tensor_new(NULL, 3 * n * size),
+                 saved = tensor_new(NULL, backend->saved_bytes(&shape));
+    const Tensor scratch = tensor_new(NULL, backend->scratch_bytes(&shape));
+    AttentionCall call = call_of(c, stream, deterministic);
+    call.qkv = tensor_data(qkv), call.out = tensor_data(out), call.lse = tensor_data(lse);
+    call.saved = tensor_data(saved), call.scratch = tensor_data(scratch), call.d_out = tensor_data(d_out);
+    call.d_qkv = tensor_data(d_qkv);
+    backend->forward(&call);
+    backend->backward(&call);
+    ops_cuda.synchronize(stream);
+
+    Result result = {.lse = tensor_take(lse, "lse")};
+    void *out_bytes = tensor_take(out, "out"), *d_qkv_bytes = tensor_take(d_qkv, "d_qkv");
+    free(tensor_take(scratch, "scratch memory")), free(tensor_take(saved, "saved memory"));
+    for (int r = 0; r < RESULTS; r++) result.of[r] = xmalloc(n * sizeof(float));
+    for (size_t head = 0, i = 0; head < c->B * c->H; head++)
+        for (size_t t = 0; t < c->T; t++)
+            for (size_t d = 0; d < c->D; d++, i++)
+                for (size_t r = 0; r < RESULTS; r++) {
+                    const void *from = r == OUT ? out_bytes : d_qkv_bytes;
+                    const size_t at = r == OUT ? in_out(c, head, t, d) : in_qkv(c, head, t, r - DQ, d);
+                    result.of[r][i] = half ? bf16_value(((const uint16_t *)from)[at])
+                                           : ((const float *)from)[at];
+                }
+    free(out_bytes), free(d_qkv_bytes), free(wide);
+    const Tensor all[] = {qkv, d_out, out, lse, d_qkv, saved, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) tensor_free(all[i]);
+    return result;
+}
+
+/* ---- the reference on the CPU ---- */
+/* One head: q, k, v, d_out and all results (T, D). */
+#define DEFINE_PLAIN(name, real, ROUND)                                                                      \
+    static void name(bool down, size_t T, size_t D, const float *q, const float *k, const float *v,          \
+                     const float *d_out, real *const result[RESULTS], real *lse) {                           \
+        const real scale = (real)(1 / sqrt((double)D));                                                      \
+        real *out = result[OUT], *dq = result[DQ], *dk = result[DK], *dv = result[DV];                       \
+        real *p = xmalloc(2 * T * sizeof *p), *dp = p + T;                                                   \
+        for (size_t i = 0; i < T * D; i++) out[i] = dq[i] = dk[i] = dv[i] = 0;                               \
+        for (size_t i = 0; i < T; i++) {                                                                     \
+            real max = -INFINITY, sum = 0, delta = 0;                                                        \
+            for (size_t j = 0; j <= i; j++) {                                                                \
+                real s = 0, x = 0;                                                                           \
+                for (size_t n = 0; n < D; n++) {                                                             \
+                    const size_t d = down ? D - 1 - n : n;                                                   \
+                    s += (real)q[i * D + d] * (real)k[j * D + d];                                            \
+                    x += (real)d_out[i * D + d] * (real)v[j * D + d];                                        \
+                }                                                                                            \
+                p[j] = ROUND(s * scale), dp[j] = ROUND(x);                                                   \
+                max = p[j] > max ? p[j] : max;                                                               \
+            }                                                                                                \
+            for (size_t j = 0; j <= i; j++) sum += p[j] = (real)exp((double)(p[j] - max));                   \
+            lse[i] = max + (real)log((double)sum);                                                           \
+            for (size_t j = 0; j <= i; j++) {                                                                \
+                p[j] = ROUND(p[j] / sum);                                                                    \
+                for (size_t d = 0; d < D; d++) out[i * D + d] += p[j] * (real)v[j * D + d];                  \
+            }                                                                                                \
+            for (size_t d = 0; d < D; d++) out[i * D + d] = ROUND(out[i * D + d]);                           \
+            for (size_t n = 0; n < D;                                                                        \
+                 n++) { /* the other way round than dp: else token 0's rounding cancels */                   \
+                const size_t d = down ? n : D - 1 - n;                                                       \
+                delta += (real)d_out[i * D + d] * out[i * D + d];                                            \
+            }                                                                                                \
+            for (size_t j = 0; j <= i; j++) {                                                                \
+                const real ds = ROUND(p[j] * (dp[j] - delta));                                               \
+                for (size_t d = 0; d < D; d++) {                                                             \
+                    dv[j * D + d] += p[j] * (real)d_out[i * D + d];                                          \
+                    dk[j * D + d] += scale * ds * (real)q[i * D + d];                                        \
+                    dq[i * D + d] += scale * ds * (real)k[j * D + d];                                        \
+                }                                                                                            \
+            }                                                                                                \
+        }                                                                                                    \
+        for (size_t i = 0; i < T * D; i++) dq[i] = ROUND(dq[i]), dk[i] = ROUND(dk[i]), dv[i] = ROUND(dv[i]); \
+        free(p);                                                                                             \
+    }
+#define AS_IT_IS(x) (x)
+DEFINE_PLAIN(plain_double, double, AS_IT_IS)
+DEFINE_PLAIN(plain_bf16, float, bf16_rounded)
+
+typedef struct Reference {
+    double *of[RESULTS];      /* (B, H, T, D) */
+    double *lse, *last_place; /* (B, H, T) */
+    double allowed[RESULTS];
+} Reference;
+
+static double last_place(double x) {
+    const float magnitude = fabsf((float)x);
+    return (double)(nextafterf(magnitude, INFINITY) - magnitude);
+}
+
+/* What bf16 loses where ref is shifted by 0.3 and back: the rule's second term for one number. */
+static double shift_loss(double ref) {
+    return fabs((double)bf16_rounded(bf16_rounded((float)ref + 0.3f) - 0.3f) - ref);
+}
+
+static void reference_of_head(const Case *c, size_t head, Reference *ref, double plain_error[RESULTS]) {
+    const size_t T = c->T, D = c->D, n = T * D;
+    float *in[4], *plain[RESULTS], *plain_lse = xmalloc(T * sizeof *plain_lse);
+    double *exact[RESULTS];
+    for (size_t w = 0; w < 4; w++) {
+        in[w] = xmalloc(n * sizeof(float)), plain[w] = xmalloc(n * sizeof(float));
+        exact[w] = ref->of[w] + head * n;
+        for (size_t i = 0; i < n; i++)
+            in[w][i] = bf16_value(w < 3 ? c->qkv[in_qkv(c, head, i / D, w, i % D)]
+                                        : c->d_out[in_out(c, head, i / D, i % D)]);
+    }
+    plain_double(false, T, D, in[0], in[1], in[2], in[3], exact, ref->lse + head * T);
+    for (int down = 0; down < 2; down++) {
+        plain_bf16(down, T, D, in[0], in[1], in[2], in[3], plain, plain_lse);
+        for (int r = 0; r < RESULTS; r++)
+            for (size_t i = 0; i < n; i++)
+                plain_error[r] = fmax(plain_error[r], fabs((double)plain[r][i] - exact[r][i]));
+    }
+    for (size_t t = 0; t < T; t++) {
+        double largest = fabs(ref->lse[head * T + t]);
+        for (size_t j = 0; c->spread > 1 && j <= t; j++) {
+            double sum = 0;
+            for (size_t d = 0; d < D; d++) sum += fabs((double)in[0][t * D + d] * (double)in[1][j * D + d]);
+            largest = fmax(largest, sum / sqrt((double)D));
+        }
+        ref->last_place[head * T + t] = last_place(largest);
+    }
+    for (int w = 0; w < 4; w++) free(in[w]), free(plain[w]);
+    free(plain_lse);
+}
+
+static Reference reference_new(const Case *c) {
+    const size_t heads = c->B * c->H, n = heads * c->T * c->D;
+    Reference ref = {.lse = xmalloc(heads * c->T * sizeof(double)),
+                     .last_place = xmalloc(heads * c->T * sizeof(double))};
+    double plain_error[RESULTS] = {0};
+    for (int r = 0; r < RESULTS; r++) ref.of[r] = xmalloc(n * sizeof(double));
+    for (size_t head = 0; head < heads; head++) reference_of_head(c, head, &ref, plain_error);
+    for (int r = 0; r < RESULTS; r++) {
+        double loss = 0;
+        for (size_t i = 0; i < n; i++) loss = fmax(loss, shift_loss(ref.of[r][i]));
+        ref.allowed[r] = 2 * plain_error[r] + 2 * loss;
+    }
+    return ref;
+}
+static void reference_free(Reference *ref) {
+    for (int r = 0; r < RESULTS; r++) free(ref->of[r]);
+    free(ref->lse), free(ref->last_place);
+}
+
+/* ---- the rule ---- */
+/* The shared memory of this GPU and of lesser ones, with dQ made in either way. */
+typedef struct Variant {
+    const char *kilobytes; /* NULL: all there is */
+    bool deterministic;
+} Variant;
+static const Variant variants[] = {{NULL, false}, {NULL, true}, {"163", false}, {"99", false}};
+
+static void check_result(const Case *c, const Reference *ref, const Result *result, const Variant *variant) {
+    const size_t rows = c->B * c->H * c->T;
+    char what[128];
+    snprintf(what, sizeof what, "B %zu T %zu H %zu D %zu inputs x %g%s%s%s", c->B, c->T, c->H, c->D,
+             c->spread, variant->kilobytes ? ", KB " : "", variant->kilobytes ? variant->kilobytes : "",
+             variant->deterministic ? ", deterministic" : "");
+    for (int r = 0; r < RESULTS; r++) {
+        double error = 0;
+        for (size_t i = 0; i < rows * c->D && !isnan(error); i++) {
+            const double e = fabs((double)result->of[r][i] - ref->of[r][i]);
+            if (!(e <= error)) error = e;
+        }
+        CHECK_MSG(error <= ref->allowed[r], "%s: %s is off by %.3g, allowed %.3g", what, result_names[r],
+                  error, ref->allowed[r]);
+    }
+    for (size_t i = 0; i < rows; i++) {
+        const double error = fabs((double)result->lse[i] - ref->lse[i]);
+        CHECK_MSG(error <= 1e-3 + 4 * ref->last_place[i], "%s: lse of row %zu is off by %.3g", what, i,
+                  error);
+    }
+}
+
+static void check_case(const Case *c, const Reference *ref) {
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        if (variants[i].kilobytes) setenv("TRAIN_GPT_SHARED_KB", variants[i].kilobytes, 1);
+        Result result = attention_on(flash, gpu, true, c, variants[i].deterministic);
+        unsetenv("TRAIN_GPT_SHARED_KB");
+        check_result(c, ref, &result, &variants[i]);
+        result_free(&result);
+    }
+}
+
+/* References are made side by side on all cores, the longest first, then the GPU has its turn. */
+enum { MOST_CASES = 300 };
+static Case cases[MOST_CASES];
+static Reference references[MOST_CASES];
+static size_t n_cases;
+
+static void add_case(size_t B, size_t T, size_t H, size_t D, double spread) {
+    cases[n_cases++] = (Case){.B = B, .T = T, .H = H, .D = D, .spread = spread};
+}
+static void check_cases(void) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (size_t i = n_cases; i > 0; i--) {
+        Case *c = &cases[i - 1];
+        *c = case_new(c->B, c->T, c->H, c->D, c->spread);
+        references[i - 1] = reference_new(c);
+    }
+    for (size_t i = 0; i < n_cases; i++) {
+        check_case(&cases[i], &references[i]);
+        case_free(&cases[i]), reference_free(&references[i]);
+    }
+    n_cases = 0;
+}
+
+TEST(every_length_to_260) {
+    NEED_GPU();
+    for (size_t i = 0; i < HEAD_SIZES; i++) {
+        for (size_t T = 1; T <= 260; T++) add_case(1, T, 1 + T % 2, head_sizes[i], 1);
+        check_cases();
+    }
+}
+
+TEST(longer_ones) {
+    NEED_GPU();
+    static const size_t lengths[] = {300, 511, 512, 513, 777, 1023, 1024, 1025};
+    for (size_t t = 0; t < sizeof lengths / sizeof lengths[0]; t++)
+        for (size_t i = 0; i < HEAD_SIZES; i++) add_case(1, lengths[t], 1, head_sizes[i], 1);
+    check_cases();
+}
+
+TEST(several_sequences_and_heads) {
+    NEED_GPU();
+    static const size_t shapes[][3] = {{3, 1, 5}, {5, 65, 3}, {2, 129, 7}, {1, 192, 40}, {33, 70, 1}};
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (size_t i = 0; i < HEAD_SIZES; i++)
+            add_case(shapes[s][0], shapes[s][1], shapes[s][2], head_sizes[i], 1);
+    check_cases();
+}
+
+TEST(scores_in_the_thousands) {
+    NEED_GPU();
+    static const size_t lengths[] = {2, 33, 64, 100, 261, 513};
+    for (size_t t = 0; t < sizeof lengths / sizeof lengths[0]; t++)
+        for (size_t i = 0; i < HEAD_SIZES; i++) add_case(1, lengths[t], 1, head_sizes[i], 30);
+    check_cases();
+}
+
+/* Against the GPU's naive attention, whose fp32 stands for float64; then its rows against float64. */
+TEST(long_ones) {
+    NEED_GPU();
+    static const size_t lengths[] = {2047, 4097};
+    for (size_t t = 0; t < 2; t++) {
+        for (size_t i = 0; i < HEAD_SIZES; i++) {
+            Case c = case_new(1, lengths[t], 2, head_sizes[i], 1);
+            const size_t n = c.H * c.T * c.D, rows = c.H * c.T;
+            Result exact = attention_on(naive32, gpu32, false, &c, false);
+            Result plain = attention_on(naive, gpu, true, &c, false);
+            Reference ref = {.lse = xmalloc(rows * sizeof(double)),
+                             .last_place = xmalloc(rows * sizeof(double))};
+            for (int r = 0; r < RESULTS; r++) {
+                double plain_error = 0, loss = 0;
+                ref.of[r] = xmalloc(n * sizeof(double));
+                for (size_t e = 0; e < n; e++) {
+                    ref.of[r][e] = exact.of[r][e];
+                    plain_error = fmax(plain_error, fabs((double)plain.of[r][e] - ref.of[r][e]));
+                    loss = fmax(loss, shift_loss(ref.of[r][e]));
+                }
+                ref.allowed[r] = 2 * plain_error + 2 * loss;
+            }
+            for (size_t row = 0; row < rows; row++)
+                ref.lse[row] = exact.lse[row], ref.last_place[row] = last_place(exact.lse[row]);
+            for (size_t k = 0; k < 6; k++) { /* rows of the second head */
+                const size_t row = (size_t[]){0, 63, 1024, c.T / 2 + 1, c.T - 2, c.T - 1}[k];
+                double *p = xmalloc((row + 1) * sizeof *p), max = -INFINITY, sum = 0;
+                for (size_t j = 0; j <= row; j++) {
+                    p[j] = 0;
+                    for (size_t d = 0; d < c.D; d++)
+                        p[j] += (double)bf16_value(c.qkv[in_qkv(&c, 1, row, 0, d)]) *
+                                (double)bf16_value(c.qkv[in_qkv(&c, 1, j, 1, d)]);
+                    p[j] /= sqrt((double)c.D), max = fmax(max, p[j]);
+                }
+                for (size_t j = 0; j <= row; j++) sum += exp(p[j] - max);
+                ref.lse[c.T + row] = max + log(sum);
+                for (size_t d = 0; d < c.D; d++) {
+                    double o = 0;
+                    for (size_t j = 0; j <= row; j++)
+                        o += exp(p[j] - max) / sum * (double)bf16_value(c.qkv[in_qkv(&c, 1, j, 2, d)]);
+                    ref.of[OUT][(c.T + row) * c.D + d] = o;
+                }
+                free(p);
+            }
+            check_case(&c, &ref);
+            result_free(&exact), result_free(&plain), reference_free(&ref), case_free(&c);
+        }
+    }
+}
+
+/* Generation in steps of these sizes must give what forward gives. */
+TEST(generation_with_the_cache) {
+    NEED_GPU();
+    static const size_t steps[][4] = {{1, 1, 1, 1}, {70, 1, 63, 2}, {600, 600, 600, 600}};
+    for (size_t k = 0; k < 3 * HEAD_SIZES; k++) {
+        Case c = case_new(2, k % 3 ? 401 : 90, 3, head_sizes[k / 3], k % 2 ? 30 : 1);
+        Reference ref = reference_new(&c);
+        const size_t C = c.H * c.D, length = c.T + 3;
+        const Tensor cache = tensor_new(NULL, c.B * length * 2 * C * 2);
+        double error = 0;
+        for (size_t offset = 0, n, step = 0; offset < c.T; offset += n, step++) {
+            n = steps[k % 3][step % 4] < c.T - offset ? steps[k % 3][step % 4] : c.T - offset;
+            uint16_t *some = xmalloc(c.B * n * 3 * C * 2);
+            for (size_t b = 0; b < c.B; b++)
+                memcpy(some + b * n * 3 * C, c.qkv + (b * c.T + offset) * 3 * C, n * 3 * C * 2);
+            const Tensor qkv = tensor_new(some, c.B * n * 3 * C * 2), out = tensor_new(NULL, c.B * n * C * 2);
+            AttentionCall call = call_of(&c, gpu, false);
+            call.T = n, call.training = false, call.offset = offset, call.cache_length = length;
+            call.qkv = tensor_data(qkv), call.out = tensor_data(out), call.kv_cache = tensor_data(cache);
+            flash->cached(&call);
+            uint16_t *got = tensor_take(out, "out");
+            for (size_t i = 0; i < c.B * n * C; i++) {
+                const size_t b = i / (n * C), t = offset + i / C % n, h = i / c.D % c.H, d = i % c.D;
+                const double exact = ref.of[OUT][((b * c.H + h) * c.T + t) * c.D + d];
+                const double e = fabs((double)bf16_value(got[i]) - exact);
+                if (!(e <= error)) error = e;
+            }
+            free(got), free(some), tensor_free(qkv), tensor_free(out);
+        }
+        CHECK_MSG(error <= ref.allowed[OUT], "D %zu, inputs x %g, steps %zu: off by %.3g, allowed %.3g", c.D,
+                  c.spread, k % 3, error, ref.allowed[OUT]);
+        uint16_t *kept = tensor_take(cache, "the cache");
+        bool same = true;
+        for (size_t b = 0; b < c.B; b++)
+            for (size_t t = 0; t < c.T; t++)
+                same = same && memcmp(kept + (b * length + t) * 2 * C, c.qkv + ((b * c.T + t) * 3 + 1) * C,
+                                      2 * C * sizeof *kept) == 0;
+        CHECK_MSG(same, "the cache does not hold what was given");
+        free(kept), tensor_free(cache), reference_free(&ref), case_free(&c);
+    }
+}
+
+/* 70,002 heads of few tokens: all the same, and the first one right. */
+TEST(very_many_heads) {
+    NEED_GPU();
+    for (size_t i = 0; i < HEAD_SIZES; i++) {
+        Case one = case_new(1, i % 2 ? 3 : 17, 3, head_sizes[i], 1), all = one;
+        const size_t n = one.T * one.H * one.D;
+        all.B = 23334;
+        all.qkv = xmalloc(3 * all.B * n * 2), all.d_out = xmalloc(all.B * n * 2);
+        for (size_t b = 0; b < all.B; b++) {
+            memcpy(all.qkv + b * 3 * n, one.qkv, 3 * n * 2);
+            memcpy(all.d_out + b * n, one.d_out, n * 2);
+        }
+        Result many = attention_on(flash, gpu, true, &all, false);
+        bool same = true;
+        for (size_t b = 1; b < all.B; b++) {
+            for (int r = 0; r < RESULTS; r++)
+                same = same && memcmp(many.of[r], many.of[r] + b * n, n * sizeof(float)) == 0;
+            same = same && memcmp(many.lse, many.lse + b * one.H * one.T, one.H * one.T * sizeof(float)) == 0;
+        }
+        CHECK_MSG(same, "D %zu: equal sequences came out differently", one.D);
+        Reference ref = reference_new(&one);
+        check_result(&one, &ref, &many, &variants[0]); /* reads the first sequence only */
+        result_free(&many), reference_free(&ref), case_free(&one), case_free(&all);
+    }
+}
+
+/* Sequences that are all one but the last: that one must come out as it does alone. */
+static void check_last_sequence(size_t B) {
+    Case some = case_new(1, 2048, 12, 64, 1), last = case_new(1, 2048, 12, 64, 2);
+    const size_t n = some.T * some.H * some.D, rows = some.H * some.T;
+    const AttentionShape shape = {B, some.T, some.H, some.D, true, true};
+    size_t free_bytes = 0, total = 0;
+    ops_cuda.memory(gpu, &free_bytes, &total);
+    const size_t need = B * n * 2 * 8 + flash->scratch_bytes(&shape) + B * rows * 4;
+    if (need + ((size_t)1 << 30) > free_bytes) {
+        case_free(&some), case_free(&last);
+        SKIP("%zu sequences take %zu MiB of GPU memory, %zu are free", B, need >> 20, free_bytes >> 20);
+    }
+    uint8_t *memory[6];
+    const size_t sizes[] = {3 * n * 2, n * 2,    n * 2,
+                            3 * n * 2, rows * 4, 0}; /* qkv, d_out, out, d_qkv, lse */
+    Error err = {""};
+    for (int i = 0; i < 6; i++) {
+        memory[i] = ops_cuda.allocate(gpu, i < 5 ? B * sizes[i] : flash->scratch_bytes(&shape), &err);
+        if (!memory[i]) printf("test_flash_cuda: %s\n", err.text), exit(1);
+    }
+    for (size_t b = 0; b < B; b++) {
+        ops_cuda.upload(gpu, memory[0] + b * sizes[0], b + 1 < B ? some.qkv : last.qkv, sizes[0]);
+        ops_cuda.upload(gpu, memory[1] + b * sizes[1], b + 1 < B ? some.d_out : last.d_out, sizes[1]);
+    }
+    AttentionCall call = call_of(&some, gpu, true);
+    call.B = B, call.qkv = memory[0], call.d_out = memory[1], call.out = (act_t *)memory[2];
+    call.d_qkv = (act_t *)memory[3], call.lse = (float *)memory[4], call.scratch = memory[5];
+    flash->forward(&call);
+    flash->backward(&call);
+    uint8_t *got[3], *alone[3]; /* out, d_qkv, lse */
+    for (int i = 0; i < 3; i++) {
+        got[i] = xmalloc(sizes[2 + i]), alone[i] = xmalloc(sizes[2 + i]);
+        ops_cuda.download(gpu, got[i], memory[2 + i] + (B - 1) * sizes[2 + i], sizes[2 + i]);
+    }
+    ops_cuda.upload(gpu, memory[0], last.qkv, sizes[0]);
+    ops_cuda.upload(gpu, memory[1], last.d_out, sizes[1]);
+    call.B = 1;
+    flash->forward(&call);
+    flash->backward(&call);
+    for (int i = 0; i < 3; i++) {
+        ops_cuda.download(gpu, alone[i], memory[2 + i], sizes[2 + i]);
+        CHECK_MSG(memcmp(got[i], alone[i], sizes[2 + i]) == 0,
+                  "B %zu: %s of the last sequence is not as alone", B,
+                  (const char *[]){"out", "d_qkv", "lse"}[i]);
+        free(got[i]), free(alone[i]);
+    }
+    for (int i = 0; i < 6; i++) ops_cuda.release(gpu, memory[i]);
+    case_free(&some), case_free(&last);
+}
+
+TEST(last_of_64_sequences) {
+    NEED_GPU();
+    check_last_sequence(64);
+}
+
+TEST(more_than_two_to_the_31_numbers) {
+    NEED_GPU();
+    check_last_sequence(480);
+}
+
+/* out, lse, dk and dv always, dq with `deterministic`. */
+TEST(repeats_are_bit_equal) {
+    NEED_GPU();
+    for (size_t i = 0; i < HEAD_SIZES; i++) {
+        Case c = case_new(3, 513, 5, head_sizes[i], 1);
+        const size_t n = c.B * c.T * c.H * c.D, repeats = c.D == 64 ? 1000 : 100;
+        const AttentionShape shape = {c.B, c.T, c.H, c.D, true, false};
+        const Tensor qkv = tensor_new(c.qkv, 3 * n * 2), d_out = tensor_new(c.d_out, n * 2);
+        const Tensor out = tensor_new(NULL, n * 2), d_qkv = tensor_new(NULL, 3 * n * 2);
+        const Tensor lse = tensor_new(NULL, c.B * c.H * c.T * sizeof(float));
+        const Tensor scratch = tensor_new(NULL, flash->scratch_bytes(&shape));
+        uint16_t *first_out = NULL, *first_d_qkv = NULL;
+        float *first_lse = NULL;
+        size_t different = 0;
+        for (size_t k = 0; k < repeats; k++) {
+            const bool deterministic = k % 2 == 0;
+            AttentionCall call = call_of(&c, gpu, deterministic);
+            call.qkv = tensor_data(qkv), call.out = tensor_data(out), call.lse = tensor_data(lse);
+            call.scratch = tensor_data(scratch), call.d_out = tensor_data(d_out);
+            call.d_qkv = tensor_data(d_qkv);
+            flash->forward(&call);
+            flash->backward(&call);
+            uint16_t *o = tensor_take(out, "out"), *g = tensor_take(d_qkv, "d_qkv");
+            float *l = tensor_take(lse, "lse");
+            if (k == 0) {
+                first_out = o, first_d_qkv = g, first_lse = l;
+                continue;
+            }
+            bool same = memcmp(o, first_out, n * 2) == 0 && memcmp(l, first_lse, lse.bytes) == 0;
+            for (size_t row = 0; row < c.B * c.T && same; row++) {
+                const size_t C = c.H * c.D, skipped = deterministic ? 0 : C; /* dq */
+                same = memcmp(g + row * 3 * C + skipped, first_d_qkv + row * 3 * C + skipped,
+                              (3 * C - skipped) * 2) == 0;
+            }
+            different += !same;
+            free(o), free(g), free(l);
+        }
+        CHECK_MSG(different == 0, "D %zu: %zu of %zu repeats differ", c.D, different, repeats);
+        const Tensor all[] = {qkv, d_out, out, d_qkv, lse, scratch};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) tensor_free(all[k]);
+        free(first_out), free(first_d_qkv), free(first_lse), case_free(&c);
+    }
+}
+
+TEST(shapes_and_sizes) {
+    NEED_GPU();
+    Error err = {""};
+    AttentionShape shape = {1, 64, 1, 64, true, false};
+    CHECK(strcmp(attention_find("flash", "cuda", &shape, &err)->name, "flash_mma") == 0);
+    CHECK(flash->saved_bytes(&shape) == 0);
+    CHECK(flash->scratch_bytes(&shape) == 64 * (64 + 2) * sizeof(float));
+    shape.deterministic = true;
+    CHECK(flash->scratch_bytes(&shape) == 64 * 2 * sizeof(float));
+    shape.training = false;
+    CHECK(flash->scratch_bytes(&shape) == 0);
+    shape.training = true, shape.T = SIZE_MAX;
+    CHECK(flash->scratch_bytes(&shape) == SIZE_MAX && !flash->can_run(&shape, &err));
+    shape.T = 1024, shape.B = SIZE_MAX / 4;
+    CHECK(flash->scratch_bytes(&shape) == SIZE_MAX && !flash->can_run(&shape, &err));
+    shape.B = 1, shape.D = 80;
+    CHECK(!flash->can_run(&shape, &err) && strstr(err.text, "80 channels") &&
+          strstr(err.text, "32, 64, 96 and 128"));
+}
+
+static void open_gpus(void) {
+    Error err = {""};
+    const AttentionShape shape = {1, 1, 1, 64, true, false};
+    gpu = ops_cuda.open(0, &err);
+    if (gpu) gpu32 = ops_cuda_fp32.open(0, &err);
+    if (!gpu || !gpu32) {
+        snprintf(no_gpu, sizeof no_gpu, "%s", err.text);
+        gpu = NULL;
+        return;
+    }
+    flash = attention_find("flash_mma", "cuda", &shape, &err);
+    naive = attention_find("naive", "cuda", &shape, &err);
+    naive32 = attention_find("naive", "cuda-fp32", &shape, &err);
+    if (!flash || !naive || !naive32) printf("test_flash_cuda: %s\n", err.text), exit(1);
+}
+
+int main(int argc, char **argv) {
+    test_start(argc, argv, "flash_cuda");
+    open_gpus();
+    RUN(shapes_and_sizes);
+    RUN(every_length_to_260);
+    RUN(longer_ones);
+    RUN(several_sequences_and_heads);
+    RUN(scores_in_the_thousands);
+    RUN(long_ones);
+    RUN(generation_with_the_cache);
+    RUN(very_many_heads);
+    RUN(last_of_64_sequences);
+    RUN(more_than_two_to_the_31_numbers);
+    RUN(repeats_are_bit_equal);
+    if (gpu) ops_cuda_fp32.close(gpu32), ops_cuda.close(gpu);
+    return test_finish();
+}
+#endif
