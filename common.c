@@ -605,7 +605,8 @@ static bool parse_manifest_line(char *line, ManifestEntry *entry) {
         if (c - line == 18) return false; /* more digits than a file can have, and than 63 bits hold */
         entry->size = 10 * entry->size + (uint64_t)(*c - '0');
     }
-    if (c == line || *c != ' ' || !parse_crc(c + 1, &entry->crc) || c[9] != ' ') return false;
+    if (c == line || (*line == '0' && c > line + 1)) return false; /* as written: no zeros in front */
+    if (*c != ' ' || !parse_crc(c + 1, &entry->crc) || c[9] != ' ') return false;
     entry->name = line + (c - line) + 10;
     return entry_name_is_safe(entry->name);
 }

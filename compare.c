@@ -354,8 +354,8 @@ static json_t *backend_json(const Comparison *comparison, size_t i) {
     for (const Figure *figure = figures; figure < figures + FIGURES; figure++) {
         const double value = figure_of(backend, figure);
         json_object_set_new(json, figure->key,
-                            figure->whole && isfinite(value) ? json_integer((json_int_t)value)
-                                                             : run_number(value));
+                            figure->whole && fabs(value) < 0x1p53 ? json_integer((json_int_t)value)
+                                                                  : run_number(value));
     }
     for (size_t n = 0; n < backend->n_evals; n++)
         json_array_append_new(evals, json_pack("{s:I, s:o, s:o}", "step", (json_int_t)backend->evals[n].step,

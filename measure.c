@@ -103,7 +103,7 @@ static size_t largest_tensor(const GptConfig *config) {
     return largest * sizeof(float);
 }
 
-enum { REHEARSED_TOKENS = 1024 }; /* with more of them, libraries keep no more */
+enum { REHEARSED_TOKENS = 1024, REHEARSALS = 3 }; /* with more of them, libraries keep no more */
 
 bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
     if (strcmp(setup->ops->name, "cpu") != 0) return true; /* the model is not in the process's memory */
@@ -117,8 +117,8 @@ bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err) {
     const size_t tokens = layer.B * T, explained = before + known.total + tokens * sizeof(int32_t);
     int32_t *ids = xcalloc(tokens, sizeof *ids); /* (B, T), inputs and targets alike */
     gpt_step_begin(gpt, 0, 0);
-    /* Twice: only memory that was given back once is kept by malloc the next time, as in all later steps. */
-    for (int pass = 0; pass < 2; pass++) gpt_forward_backward(gpt, ids, ids, layer.B, 0, tokens);
+    /* malloc keeps what it was given back once, in each thread, so that later passes find it as all steps do. */
+    for (int pass = 0; pass < REHEARSALS; pass++) gpt_forward_backward(gpt, ids, ids, layer.B, 0, tokens);
     const size_t after = memory_now();
     free(ids);
     gpt_free(gpt);

@@ -29,8 +29,8 @@ size_t memory_peak(void);
 
 /* Adds to a plan of training that fits what the process holds besides the model: what it holds now, before
  * the model is made; what libraries and threads come to hold once they work; and the copy of a tensor that
- * saving and loading take. What libraries hold only work can tell, so one layer of the model takes two passes
- * over some tokens, in memory that is then given back. Where the system does not say, or the model lives in a
+ * saving and loading take. What libraries hold only work can tell, so one layer of the model takes a few
+ * passes over some tokens, in memory that is then given back. Where the system does not say, or the model lives in a
  * device's own memory, nothing is added. */
 bool memory_plan_process(const GptSetup *setup, MemoryPlan *plan, Error *err);
 
