@@ -38,7 +38,7 @@ typedef struct StepState {
 } StepState;
 
 /* Dropout of a (rows, C) tensor: element (row, c) is kept where word c % 4 of
- * philox(key mix64(seed, site), counter (row_of_step * ceil(C / 4) + c / 4, step)) is at least rate * 2^32,
+ * philox(key mix64(seed, site), counter (row_of_step * ceil(C / 4) + c / 4, step)) is at least rate * 2^32 (rounded down),
  * and then scaled by 1 / (1 - rate); row_of_step = first_row + row. The same on every device and for every
  * split of a step. rate 0: nothing is dropped and no number drawn. */
 typedef struct Dropout {

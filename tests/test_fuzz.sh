@@ -25,8 +25,8 @@ turn() { # TARGET: one turn; its status goes to $tmp/TARGET.status
     local name=${1#fuzz_}
     mkdir -p "$found" "$tmp/$1"
     # A second for an input of 4 KiB is far too long already; a busy machine may take ten times that.
-    build/fuzz/tests/fuzz/"$1" -seed="${FUZZ_SEED:-1}" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 \
-        -print_final_stats=1 -artifact_prefix="$found/$name-" "$tmp/$1" "tests/fuzz/seeds/$name" \
+    build/fuzz/tests/fuzz/"$1" -seed="${FUZZ_SEED:-1}" -max_total_time="$seconds" -max_len=4096 \
+        -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$found/$name-" "$tmp/$1" "tests/fuzz/seeds/$name" \
         > "$tmp/$1.output" 2>&1
     echo $? > "$tmp/$1.status"
 }
