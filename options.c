@@ -54,8 +54,8 @@ typedef struct Option {
 #define REAL_AUTO(flag, field, section, kept, low, high, otherwise, words)                                   \
     ROW(flag, TYPE_REAL, field, section, kept, .value = "X", .number = OPTION_AUTO, .min = low, .max = high, \
         .automatic = otherwise, .help = words)
-#define TEXT(flag, field, section, kept, shown, bytes, otherwise, words)                             \
-    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .min = 1, .max = bytes,               \
+#define TEXT(flag, field, section, kept, shown, bytes, otherwise, words)               \
+    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .min = 1, .max = bytes, \
         .automatic = otherwise, .help = words)
 #define CHOICE(flag, field, section, kept, standard, choices, words) \
     ROW(flag, TYPE_CHOICE, field, section, kept, .value = choices, .text = standard, .help = words)
@@ -80,7 +80,7 @@ static const Option table[] = {
         "tokens of the tokenizer to train; fewer if the text cannot give as many"),
     INT("stories", stories, DATA, FIXED, 20000, 1, 1e9, "built-in stories to make for training"),
 
-    INT("layers", layers, MODEL, FIXED, 4, 1, MANY, "transformer blocks"),
+    INT("layers", layers, MODEL, FIXED, 3, 1, MANY, "transformer blocks"),
     INT("heads", heads, MODEL, FIXED, 4, 1, MANY, "attention heads; they divide the channels"),
     INT("channels", channels, MODEL, FIXED, 128, 1, MANY, "width of the model"),
     INT("ctx", ctx, MODEL, FIXED, 512, 1, MANY, "tokens that a sequence holds and attention sees"),
@@ -91,8 +91,8 @@ static const Option table[] = {
          "start from a run's best model, from RUN/checkpoints/step-N, or from a folder with GPT-2's weights; "
          "it brings its shape and tokenizer"),
 
-    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1, .max = NAME_BYTES,
-        .text = "flash",
+    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1,
+        .max = NAME_BYTES, .text = "flash",
         .help = "flash never stores the T x T table, naive does; a kernel can also be named"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
 
@@ -103,7 +103,8 @@ static const Option table[] = {
         "minutes", minutes, TRAINING, FREE, 0.001, 1e7, "2.5, or no limit with -steps",
         "time for the whole call, evaluations and samples included: the first steps are timed, then the "
         "number of steps is fixed"),
-    REAL("lr", lr, TRAINING, FREE, 4e-3, 0, 100, "learning rate, reached after the warm-up"),
+    REAL_AUTO("lr", lr, TRAINING, FREE, 0, 100, "0.768 over the channels: 0.006 for 128 of them",
+              "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FREE, 0, 100, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
     INT_AUTO("warmup", warmup, TRAINING, FREE, 0, MANY, "50, or with -steps a fifth of them if that is less",
@@ -141,7 +142,8 @@ static const Option table[] = {
     SWITCH("force", force, RUN, CALL, "start over: an old run is moved aside to DIR.old-N"),
 
     CHOICE("device", device, MACHINE, FREE, "auto", "auto|cpu|cuda", "where to compute"),
-    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32", "of activations; on a GPU bf16, on a CPU fp32"),
+    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32",
+           "of activations; on a GPU bf16, on a CPU fp32"),
     INT_AUTO("threads", threads, MACHINE, FREE, 1, 4096, "OMP_NUM_THREADS, else the CPUs it may use",
              "CPU threads"),
 

@@ -63,7 +63,8 @@ enum {
 };
 
 static const double DEFAULT_MINUTES = 2.5;
-static const double EVALUATION_SHARE = 0.2; /* of -minutes */
+static const double RATE_TIMES_CHANNELS = 0.768; /* 0.006 for 128 channels, 0.001 for 768 */
+static const double EVALUATION_SHARE = 0.2;      /* of -minutes */
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */
 typedef struct Pace {
@@ -383,7 +384,6 @@ static bool check_modes(App *app) {
 static bool settle_settings(App *app) {
     Options *o = &app->options;
     if (!settle_length(app)) return false;
-    if (o->min_lr == OPTION_AUTO) o->min_lr = o->lr / 10;
     if (is_auto(o->threads)) o->threads = default_threads();
     if (strcmp(o->device, "cpu") == 0 && strcmp(o->precision, "bf16") == 0)
         return USAGE(app, "-precision bf16 is for a GPU; leave it out, or use -device cuda");
@@ -391,7 +391,6 @@ static bool settle_settings(App *app) {
     if (strcmp(o->device, "cuda") == 0)
         return USAGE(app, "-device cuda: this build has no CUDA part; use -device cpu");
 #endif
-    if (o->min_lr > o->lr) return USAGE(app, "-min-lr %g is above -lr %g; lower it", o->min_lr, o->lr);
     if (!o->evaluate && o->micro > o->batch)
         return USAGE(app, "-micro %" PRId64 " is more than -batch %" PRId64 "; lower it", o->micro, o->batch);
     if (names_shards(o->data) && !names_shards(o->heldout))
@@ -400,6 +399,15 @@ static bool settle_settings(App *app) {
     if (!o->evaluate && !names_shards(o->data) && names_shards(o->heldout))
         return USAGE(app, "-heldout names shards, but -data is text; give two of a kind");
     return true;
+}
+
+/* Once the model's width is known: where not said, the learning rate falls as the width grows, as the best one
+ * does (Yang et al. 2022, Tensor Programs V); the constant is from runs of this program's default model. */
+static bool settle_rates(App *app) {
+    Options *o = &app->options;
+    if (o->lr == OPTION_AUTO) o->lr = RATE_TIMES_CHANNELS / (double)o->channels;
+    if (o->min_lr == OPTION_AUTO) o->min_lr = o->lr / 10;
+    return o->min_lr <= o->lr || USAGE(app, "-min-lr %g is above -lr %g; lower it", o->min_lr, o->lr);
 }
 
 /* A path that the user gave and that is about to be read. A glob is left to what opens it. */
@@ -759,7 +767,8 @@ static bool make_tokens(App *app, const char *folder) {
                                                                                      : MIN_HELDOUT_STORIES,
                                .threads = (int)o->threads};
     if (!app->bpe) {
-        if (holds_text(o->data)) say(app, "training a tokenizer of %s tokens", commas((uint64_t)o->vocab).text);
+        if (holds_text(o->data))
+            say(app, "training a tokenizer of %s tokens", commas((uint64_t)o->vocab).text);
         Bpe *bpe = data_train_tokenizer(&source, (uint32_t)o->vocab, &app->err);
         if (!bpe) return false;
         use_tokenizer(app, bpe, NULL);
@@ -805,7 +814,8 @@ static bool open_windows(App *app, uint64_t otherwise) {
         const uint64_t epoch = batches_windows(app->batches);
         if ((uint64_t)o->batch > epoch)
             return error_set(&app->err,
-                             "-batch %" PRId64 ": the training side has only %s of %zu tokens; lower -batch to "
+                             "-batch %" PRId64
+                             ": the training side has only %s of %zu tokens; lower -batch to "
                              "%" PRIu64 " or less, or give more text",
                              o->batch, counted(epoch, "window", "windows").text, T, epoch);
     }
@@ -1272,12 +1282,12 @@ static void print_step(App *app, const StepState *step, double loss, double seco
     char total[32] = "?", share[24] = "", left[64] = ""; /* what is not known is left out */
     if (!is_auto(o->steps)) snprintf(total, sizeof total, "%" PRId64, o->steps);
     if (isfinite(mfu(app, seconds))) snprintf(share, sizeof share, "  MFU %.1f %%", 100 * mfu(app, seconds));
-    if (isfinite(seconds_left(app))) snprintf(left, sizeof left, "  %s left", duration(seconds_left(app)).text);
-    fprintf(app->report,
-            "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s%s%s%s",
+    if (isfinite(seconds_left(app)))
+        snprintf(left, sizeof left, "  %s left", duration(seconds_left(app)).text);
+    fprintf(app->report, "%sstep %" PRIu64 "/%s  loss %.4f  lr %.2e  norm %.3f  %.1f ms  %s tokens/s%s%s%s",
             app->in_place ? "\r\033[K" : "", app->state.step, total, loss, (double)step->lr,
-            (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text, share,
-            left, keep ? "\n" : "");
+            (double)step->grad_norm, 1e3 * seconds, commas((uint64_t)(step_tokens(app) / seconds)).text,
+            share, left, keep ? "\n" : "");
     app->line_open = !keep;
     fflush(app->report);
 }
@@ -1562,6 +1572,7 @@ static bool find_inputs(App *app) {
         app->model = find_model(app, o->load);
         if (!app->model || !take_model(app)) return false;
     }
+    if (!settle_rates(app)) return false;
     return !names_shards(o->data) || open_shards(app, o->data, o->heldout);
 }
 
@@ -1899,7 +1910,9 @@ static bool decode_stdin(App *app) {
 /* ---- main ---- */
 
 static bool print_config(App *app) {
-    if (!take_run_settings(app) || !settle_settings(app)) return false;
+    /* A model that is loaded would bring its width: no file is read here, and what hangs on it stays open. */
+    if (!take_run_settings(app) || !settle_settings(app) || (!app->options.load && !settle_rates(app)))
+        return false;
     json_t *settings = options_to_json(&app->options);
     json_dumpf(settings, stdout, JSON_INDENT(2));
     printf("\n");

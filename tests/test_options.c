@@ -264,7 +264,7 @@ TEST(hostile_settings) {
                                       "{\"steps\": 0}",
                                       "{\"lr\": \"x\"}",
                                       "{\"lr\": 1e300}",
-                                      "{\"lr\": null}",
+                                      "{\"beta1\": null}",
                                       "{\"position\": \"absolute\"}",
                                       "{\"position\": null}",
                                       "{\"data\": 3}",
