@@ -92,6 +92,18 @@ void cuda_upload(Stream *stream, void *device, const void *host, size_t bytes) {
     }
 }
 
+void cuda_mark(Stream *stream, size_t index) {
+    if (!stream->marks[index]) CUDA_CHECK(cudaEventCreate(&stream->marks[index]));
+    CUDA_CHECK(cudaEventRecord(stream->marks[index], stream->stream));
+}
+
+double cuda_seconds_between(Stream *stream, size_t from, size_t to) {
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventSynchronize(stream->marks[to]));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, stream->marks[from], stream->marks[to]));
+    return (double)milliseconds / 1e3;
+}
+
 void *cuda_scratch(Stream *stream, size_t bytes) {
     if (bytes > stream->scratch_bytes) {
         CUDA_CHECK(cudaStreamSynchronize(stream->stream));
@@ -265,6 +277,8 @@ void cuda_stream_close(Stream *stream) {
         if (stream->slot[i].sent) cudaEventDestroy(stream->slot[i].sent);
         cudaFreeHost(stream->slot[i].pinned);
     }
+    for (int i = 0; i < CUDA_MARKS; i++)
+        if (stream->marks[i]) cudaEventDestroy(stream->marks[i]);
     if (stream->stream) cudaStreamDestroy(stream->stream);
     free(stream);
 }

@@ -14,7 +14,7 @@
 
 #include "common.h"
 
-enum { STAGING_SLOTS = 8 };
+enum { STAGING_SLOTS = 8, CUDA_MARKS = 1024 };
 
 typedef struct MatmulPlan MatmulPlan;
 typedef struct SpanChunk SpanChunk;
@@ -40,6 +40,8 @@ struct Stream {
         cudaEvent_t sent;
     } slot[STAGING_SLOTS];
     size_t next_slot;
+
+    cudaEvent_t marks[CUDA_MARKS]; /* made when first asked for */
 
     /* model/ops_cuda.cu's own: rotary angles, cos then sin, (positions, half) each; the optimizer's chunks.
      * */
@@ -68,6 +70,10 @@ void cuda_launched(Stream *stream, const char *kernel);
 
 /* Returns when `host` may be written again; the copy happens in the stream's order. */
 void cuda_upload(Stream *stream, void *device, const void *host, size_t bytes);
+
+/* See ops.h. */
+void cuda_mark(Stream *stream, size_t index);
+double cuda_seconds_between(Stream *stream, size_t from, size_t to);
 
 /* Memory of the running operation: the next one may use it again. Grows in the first step, then stays. */
 void *cuda_scratch(Stream *stream, size_t bytes);

@@ -11,37 +11,54 @@
 
 /* ---- time in attention ---- */
 
-/* A backend's functions get no context of their own, so that what stands behind them is kept here. */
+/* A backend's functions get no context of their own, so that what stands behind them is kept here. Each call
+ * sets two marks of the stream; they are read when somebody asks, or when all are in use. */
 static struct {
+    const Ops *ops;
     const Attention *inner;
     Attention outer;
+    Stream *stream;
+    size_t calls; /* since the marks were read */
+    bool backward[OPS_MARKS / 2];
     AttentionTimes times;
 } timed;
 
+static void read_marks(void) {
+    for (size_t i = 0; i < timed.calls; i++) {
+        const double seconds = timed.ops->seconds_between(timed.stream, 2 * i, 2 * i + 1);
+        *(timed.backward[i] ? &timed.times.backward : &timed.times.forward) += seconds;
+    }
+    timed.calls = 0;
+}
+
+static void timed_call(const AttentionCall *call, void (*function)(const AttentionCall *), bool backward) {
+    if (timed.calls == OPS_MARKS / 2) read_marks();
+    const size_t i = timed.calls++;
+    timed.stream = call->stream, timed.backward[i] = backward;
+    timed.ops->mark(call->stream, 2 * i);
+    function(call);
+    timed.ops->mark(call->stream, 2 * i + 1);
+}
+
 static void timed_forward(const AttentionCall *call) {
-    const double begun = seconds_now();
-    timed.inner->forward(call);
-    if (call->training) timed.times.forward += seconds_now() - begun;
+    if (call->training) timed_call(call, timed.inner->forward, false);
+    else timed.inner->forward(call);
 }
 
 static void timed_backward(const AttentionCall *call) {
-    const double begun = seconds_now();
-    timed.inner->backward(call);
-    timed.times.backward += seconds_now() - begun;
+    timed_call(call, timed.inner->backward, true);
 }
 
-const Attention *attention_timed(const Attention *attention) {
-    timed.inner = NULL;
-    if (strcmp(attention->device, "cpu") != 0) return attention;
-    timed.inner = attention;
+const Attention *attention_timed(const Attention *attention, const Ops *ops) {
+    timed.ops = ops, timed.inner = attention;
     timed.outer = *attention;
     timed.outer.forward = timed_forward, timed.outer.backward = timed_backward;
-    timed.times = (AttentionTimes){0};
+    timed.calls = 0, timed.times = (AttentionTimes){0};
     return &timed.outer;
 }
 
 AttentionTimes attention_take_times(void) {
-    if (!timed.inner) return (AttentionTimes){NAN, NAN};
+    read_marks();
     const AttentionTimes times = timed.times;
     timed.times = (AttentionTimes){0};
     return times;

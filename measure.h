@@ -14,12 +14,11 @@ typedef struct AttentionTimes {
     double forward, backward; /* seconds, in training */
 } AttentionTimes;
 
-/* The same backend with a clock around forward and backward; one is timed at a time, the last that was asked
- * for. The clock sees work that is done when a call returns, as on a CPU; a backend of a device that only
- * queues it is given back as it is. */
-const Attention *attention_timed(const Attention *attention);
-/* The times since the call before of this function; not a number where nothing is timed. Calls without
- * `training` (evaluations) are in none of them. */
+/* The same backend with marks of the device's clock around forward and backward; one is timed at a time, the
+ * last that was asked for. It takes the stream's marks for itself. */
+const Attention *attention_timed(const Attention *attention, const Ops *ops);
+/* The times since the call before of this function; waits for what is queued. Calls without `training`
+ * (evaluations) are in none of them. */
 AttentionTimes attention_take_times(void);
 
 /* ---- memory of this process ---- */

@@ -1089,13 +1089,21 @@ static void log_start(App *app) {
                            (json_int_t)setup->attention->scratch_bytes(&shape), "memory_bytes", memory));
 }
 
+/* The most memory that the run held; on a GPU what is in use of it, by other programs too: ours only grows. */
+static size_t peak_memory(const App *app) {
+    if (!app->ops->memory) return memory_peak();
+    size_t free_bytes, total_bytes;
+    app->ops->memory(app->stream, &free_bytes, &total_bytes);
+    return total_bytes - free_bytes;
+}
+
 /* Times in attention are means over the steps after the first. */
 static void log_end(App *app, const char *reason) {
     const Pace *pace = &app->pace;
     const double steps = pace->steps > 1 ? (double)(pace->steps - 1) : NAN;
     log_row(app, json_pack("{s:s, s:I, s:s, s:I, s:{s:o, s:o}}", "type", "end", "step",
                            (json_int_t)app->state.step, "reason", reason, "peak_memory_bytes",
-                           (json_int_t)memory_peak(), "attention", "forward_ms",
+                           (json_int_t)peak_memory(app), "attention", "forward_ms",
                            run_number(1e3 * pace->attention.forward / steps), "backward_ms",
                            run_number(1e3 * pace->attention.backward / steps)));
 }
@@ -1542,7 +1550,7 @@ static bool finish(App *app, bool trained) {
 /* From a plan that fits to the end of the run; the run and its data are open. */
 static bool train_model(App *app) {
     Options *o = &app->options;
-    app->setup.attention = attention_timed(app->setup.attention);
+    app->setup.attention = attention_timed(app->setup.attention, app->ops);
     if (!make_model(app) || !start_state(app)) return false;
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {

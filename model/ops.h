@@ -59,6 +59,8 @@ typedef struct AdamW {
     float beta1, beta2, epsilon, weight_decay, clip; /* clip 0: no clipping */
 } AdamW;
 
+enum { OPS_MARKS = 1024 };
+
 typedef struct Ops {
     const char *name; /* "cpu", "cuda" */
     size_t act_size;  /* bytes of an act_t */
@@ -80,6 +82,10 @@ typedef struct Ops {
     void (*upload)(Stream *stream, void *device, const void *host, size_t bytes);
     void (*download)(Stream *stream, void *host, const void *device, size_t bytes); /* waits */
     void (*zero)(Stream *stream, void *device, size_t bytes);
+    /* Notes the time at which the stream has come this far, under a number below OPS_MARKS; waits for nothing. */
+    void (*mark)(Stream *stream, size_t index);
+    /* Seconds from one mark to a later one, by the device's own clock; waits for the later one. */
+    double (*seconds_between)(Stream *stream, size_t from, size_t to);
 
     /* ---- the step's state ---- */
     void (*begin_step)(Stream *stream, StepState *state, uint64_t step, float lr); /* loss_sum = 0 too */

@@ -30,6 +30,7 @@ struct Stream {
     size_t partial_floats;
     float *angles; /* cos, then sin: (positions, half) each */
     size_t angle_positions, angle_half;
+    double marks[OPS_MARKS];
 };
 
 static const CpuKernels *kernels(void) { return SIMD_PICK(cpu_kernels); }
@@ -58,6 +59,11 @@ static void cpu_synchronize(Stream *stream) { (void)stream; }
 static void cpu_describe(Stream *stream, char *text, size_t size) {
     snprintf(text, size, "%d thread%s, %s, %s", stream->threads, stream->threads == 1 ? "" : "s",
              simd_name(simd_level()), sgemm_library());
+}
+
+static void cpu_mark(Stream *stream, size_t index) { stream->marks[index] = seconds_now(); }
+static double cpu_seconds_between(Stream *stream, size_t from, size_t to) {
+    return stream->marks[to] - stream->marks[from];
 }
 
 static void *cpu_allocate(Stream *stream, size_t bytes, Error *err) {
@@ -431,6 +437,7 @@ const Ops ops_cpu = {
     .name = "cpu", .act_size = sizeof(float),
     .open = cpu_open, .close = cpu_close, .synchronize = cpu_synchronize, .describe = cpu_describe,
     .allocate = cpu_allocate, .release = cpu_release, .upload = cpu_copy_in, .download = cpu_copy_in, .zero = cpu_zero,
+    .mark = cpu_mark, .seconds_between = cpu_seconds_between,
     .begin_step = cpu_begin_step, .read_state = cpu_read_state,
     .embedding_forward = cpu_embedding_forward, .embedding_backward = cpu_embedding_backward,
     .residual_norm_forward = cpu_residual_norm_forward, .residual_norm_backward = cpu_residual_norm_backward,

@@ -18,6 +18,8 @@
 
 #include "ops.h"
 
+static_assert((int)CUDA_MARKS == (int)OPS_MARKS, "cuda_stream.h keeps what ops.h promises");
+
 enum {
     MOST_THREADS = 512,     /* of a block that works on a row */
     BLOCKS_PER_SM = 16,     /* of sums over rows: enough to hide the latency of a row after the other */
@@ -1126,6 +1128,7 @@ template <typename A> static constexpr Ops ops_of(const char *name) {
     ops.describe = gpu_describe, ops.memory = gpu_memory, ops.peak_flops = gpu_peak_flops<A>;
     ops.allocate = gpu_allocate, ops.release = gpu_release;
     ops.upload = cuda_upload, ops.download = gpu_download, ops.zero = gpu_zero;
+    ops.mark = cuda_mark, ops.seconds_between = cuda_seconds_between;
     ops.begin_step = gpu_begin_step, ops.read_state = gpu_read_state;
     ops.embedding_forward = gpu_embedding_forward<A>, ops.embedding_backward = gpu_embedding_backward<A>;
     ops.residual_norm_forward = gpu_residual_norm_forward<A>;
