@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops_cpu_simd.h"
+
 /* ---- one token ---- */
 
 typedef struct Candidate {
@@ -69,11 +71,16 @@ static size_t cut(Candidate *candidates, size_t count, size_t top_k, float top_p
     return most;
 }
 
+/* The sum of weights at which a token is picked. A uniform of 0 stands for all from there to 2^-53: its middle is
+ * taken, else it would give the first token, however unlikely. */
+static double share_of(double uniform, double total) {
+    return fmax(uniform, 0x1p-54) * total;
+}
+
 /* The first token at which the sum of weights passes its share `uniform` of the total; so never one of
- * weight 0. A uniform of 0 stands for all from there to 2^-53: its middle is taken, else it would give the
- * first token, however unlikely. */
-static uint32_t pick(const Candidate *candidates, size_t count, double uniform) {
-    const double share = fmax(uniform, 0x1p-54) * total_weight(candidates, count);
+ * weight 0. */
+static uint32_t pick_candidate(const Candidate *candidates, size_t count, double uniform) {
+    const double share = share_of(uniform, total_weight(candidates, count));
     uint32_t picked = candidates[0].token;
     double sum = 0;
     for (size_t i = 0; i < count && sum <= share; i++) {
@@ -83,29 +90,66 @@ static uint32_t pick(const Candidate *candidates, size_t count, double uniform) 
     return picked;
 }
 
-uint32_t sample_token(const float *logits, size_t V, const SampleSettings *settings, double uniform) {
-    size_t likeliest = V;
-    for (size_t i = 0; i < V; i++)
-        if (logits[i] > -INFINITY && (likeliest == V || logits[i] > logits[likeliest])) likeliest = i;
-    if (likeliest == V) return 0;
-    if (!(settings->temperature > 0)) return (uint32_t)likeliest;
+/* The same over all tokens, first by the blocks' sums, then within the block that passes the share. What
+ * rounding loses between the two is made up by the block's last token that has a weight. */
+static uint32_t pick_token(const float *weights, const float *sums, size_t V, double uniform) {
+    const size_t blocks = (V + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
+    double total = 0, sum = 0;
+    for (size_t b = 0; b < blocks; b++) total += (double)sums[b];
+    const double share = share_of(uniform, total);
+    size_t picked = 0, block = 0, last = 0;
+    for (; block < blocks; block++) {
+        if (!(sums[block] > 0)) continue;
+        last = block;
+        if (sum + (double)sums[block] > share) break;
+        sum += (double)sums[block];
+    }
+    const size_t start = last * SAMPLE_BLOCK, end = V - start < SAMPLE_BLOCK ? V : start + SAMPLE_BLOCK;
+    if (block == blocks) sum -= (double)sums[last];
+    for (size_t i = start; i < end; i++) {
+        if (!(weights[i] > 0)) continue;
+        picked = i, sum += (double)weights[i];
+        if (sum > share) break;
+    }
+    return (uint32_t)picked;
+}
 
-    const float largest = logits[likeliest];
-    const double temperature = (double)settings->temperature;
+/* work: weights (V), then sums of blocks. */
+static size_t work_floats(size_t V) {
+    return V + (V + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
+}
+
+static uint32_t sample_with(float *work, const float *logits, size_t V, const SampleSettings *settings,
+                            double uniform) {
+    const CpuKernels *kernels = SIMD_PICK(cpu_kernels);
+    const float largest = kernels->largest(logits, V);
+    if (!(largest > -INFINITY)) return 0;
+    if (!(settings->temperature > 0)) {
+        size_t likeliest = 0;
+        while (!(logits[likeliest] == largest)) likeliest++;
+        return (uint32_t)likeliest;
+    }
+    float *weights = work, *sums = work + V;
+    kernels->sample_weights(weights, sums, logits, V, largest, settings->temperature);
+    const bool cut_k = settings->top_k > 0 && (size_t)settings->top_k < V, cut_p = settings->top_p < 1;
+    if (!cut_k && !cut_p) return pick_token(weights, sums, V, uniform);
+
     Candidate *candidates = xmalloc(V * sizeof *candidates);
     size_t count = 0;
-    for (size_t i = 0; i < V; i++) {
-        if (!(logits[i] > -INFINITY)) continue; /* NaN compares false, too */
-        /* The likeliest have weight 1 also where their logit is +inf, and inf - inf no number. */
-        const double weight = logits[i] == largest ? 1
-                                                   : exp(((double)logits[i] - (double)largest) / temperature);
-        candidates[count++] = (Candidate){.logit = logits[i], .token = (uint32_t)i, .weight = weight};
-    }
-    const size_t top_k = settings->top_k > 0 ? (size_t)settings->top_k : count;
-    size_t kept = count;
-    if (top_k < count || settings->top_p < 1) kept = cut(candidates, count, top_k, settings->top_p);
-    const uint32_t token = pick(candidates + count - kept, kept, uniform);
+    for (size_t i = 0; i < V; i++)
+        if (logits[i] > -INFINITY) /* NaN compares false, too */
+            candidates[count++] = (Candidate){logits[i], (uint32_t)i, (double)weights[i]};
+    const size_t top_k = cut_k ? (size_t)settings->top_k : count;
+    const size_t kept = cut(candidates, count, top_k, settings->top_p);
+    const uint32_t token = pick_candidate(candidates + count - kept, kept, uniform);
     free(candidates);
+    return token;
+}
+
+uint32_t sample_token(const float *logits, size_t V, const SampleSettings *settings, double uniform) {
+    float *work = xmalloc(work_floats(V) * sizeof *work);
+    const uint32_t token = sample_with(work, logits, V, settings, uniform);
+    free(work);
     return token;
 }
 
@@ -136,6 +180,9 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     int32_t *window = xmalloc(n * (T + 1) * sizeof *window); /* (n, T + 1): those tokens and the new one */
     int32_t *fresh = xmalloc(n * T * sizeof *fresh); /* (n, 1 .. T): what the cache does not hold yet */
     float *logits = xmalloc(n * V * sizeof *logits); /* (n, V) */
+    float *work = xmalloc(n * work_floats(V) *
+                          sizeof *work); /* of each sequence, as they are sampled at once */
+    uint32_t *next = xmalloc(n * sizeof *next);
     bool *ended = xcalloc(n, sizeof *ended);
     for (size_t i = 0; i < n; i++)
         for (size_t t = 0; t < length; t++)
@@ -146,17 +193,18 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     for (size_t position = 0; position < max_tokens && writing > 0 && !stop_requested(); position++) {
         copy_newest(fresh, window, n, T + 1, length, unread);
         gpt_cache_extend(gpt, fresh, n, unread, logits);
+        /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
+#pragma omp parallel for schedule(dynamic) if (n > 1)
+        for (size_t i = 0; i < n; i++)
+            next[i] = ended[i] ? end_token
+                               : sample_with(work + i * work_floats(V), logits + i * V, V, settings,
+                                             uniform_at(settings->seed, first_sequence + i, position));
         for (size_t i = 0; i < n; i++) {
-            /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
-            uint32_t next = end_token;
-            if (!ended[i]) {
-                next = sample_token(logits + i * V, V, settings,
-                                    uniform_at(settings->seed, first_sequence + i, position));
-                token(user, i, next);
-                ended[i] = next == end_token;
-                writing -= ended[i];
-            }
-            window[i * (T + 1) + length] = (int32_t)next;
+            window[i * (T + 1) + length] = (int32_t)next[i];
+            if (ended[i]) continue;
+            token(user, i, next[i]);
+            ended[i] = next[i] == end_token;
+            writing -= ended[i];
         }
         length++, unread = 1;
         if (length > T) {
@@ -167,6 +215,8 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
         }
     }
     free(ended);
+    free(next);
+    free(work);
     free(logits);
     free(fresh);
     free(window);

@@ -17,6 +17,7 @@ enum { LANES = 8 };
 enum { LANES = 4 };
 #endif
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 typedef double Doubles __attribute__((vector_size(LANES * sizeof(float))));
 
 /* A vector from anywhere. A macro: a function that returns vectors has an ABI that differs by level. */
@@ -191,9 +192,44 @@ static void adamw(float *restrict w, const float *restrict g, float *restrict m,
     }
 }
 
+static float largest(const float *logits, size_t V) {
+    /* As masks of bits, since compilers turn ?: on floats into branches. */
+    Lanes most = {0}, x;
+    most -= INFINITY;
+    const size_t whole = V / LANES * LANES;
+    for (size_t i = 0; i < whole; i += LANES) {
+        LOAD(x, logits + i);
+        const Ints larger = x > most; /* never for NaN */
+        most = (Lanes)(((Ints)x & larger) | ((Ints)most & ~larger));
+    }
+    float found = -INFINITY, lane[LANES];
+    memcpy(lane, &most, sizeof lane);
+    for (size_t i = 0; i < LANES; i++)
+        if (lane[i] > found) found = lane[i];
+    for (size_t i = whole; i < V; i++)
+        if (logits[i] > found) found = logits[i];
+    return found;
+}
+
+static void sample_weights(float *restrict weights, float *restrict sums, const float *restrict logits, size_t V,
+                           float most, float temperature) {
+    for (size_t start = 0; start < V; start += SAMPLE_BLOCK) {
+        const size_t n = V - start < SAMPLE_BLOCK ? V - start : SAMPLE_BLOCK;
+        for (size_t i = start; i < start + n; i++) {
+            const uint32_t one = simd_mask(logits[i] == most), any = simd_mask(logits[i] > -INFINITY);
+            const uint32_t weight = simd_bits_of_float(simd_expf((logits[i] - most) / temperature));
+            weights[i] = simd_float_of_bits((weight & any & ~one) | (0x3f800000u & one));
+        }
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = start; i < start + n; i++) sum += weights[i];
+        sums[start / SAMPLE_BLOCK] = sum;
+    }
+}
+
 const CpuKernels SIMD_TABLE(cpu_kernels) = {
     .dropout_mask = dropout_mask, .add = add, .multiply_to = multiply_to,
     .norm_forward = norm_forward, .norm_backward = norm_backward, .bias_gelu = bias_gelu,
     .gelu_backward = gelu_backward, .softmax_loss = softmax_loss, .rotate = rotate,
-    .sum_of_squares = sum_of_squares, .adamw = adamw,
+    .sum_of_squares = sum_of_squares, .adamw = adamw, .largest = largest, .sample_weights = sample_weights,
 };

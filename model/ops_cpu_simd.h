@@ -1,10 +1,12 @@
-/* ops_cpu_simd.h - the inner loops of ops_cpu.c, over one row or one stretch each; compiled once for each
- * SIMD level (simd.h) into a table of its own. Inside model/ only. */
+/* ops_cpu_simd.h - the inner loops of ops_cpu.c and of sampling (generate.c), over one row or one stretch each;
+ * compiled once for each SIMD level (simd.h) into a table of its own. Inside model/ only. */
 #ifndef OPS_CPU_SIMD_H
 #define OPS_CPU_SIMD_H
 
 #include "../common.h"
 #include "../simd.h"
+
+enum { SAMPLE_BLOCK = 256 };
 
 typedef struct CpuKernels {
     /* mask[c] = 0 or 1 / (1 - rate), c < C, as Dropout in ops.h says; group = row_of_step * ceil(C / 4). */
@@ -32,6 +34,12 @@ typedef struct CpuKernels {
     /* The gradient is g * scale; correction = 1 / (1 - beta^t). */
     void (*adamw)(float *w, const float *g, float *m, float *v, size_t n, float scale, float lr, float decay,
                   float beta1, float beta2, float epsilon, float correction1, float correction2);
+    /* Of those logits (V) that are numbers the largest, -inf where none is. */
+    float (*largest)(const float *logits, size_t V);
+    /* weights[i] = e^((logits[i] - largest) / temperature), 1 where the logit is the largest, 0 where it is -inf
+     * or no number; sums[b] = the sum of weights b * SAMPLE_BLOCK up to the next block. */
+    void (*sample_weights)(float *weights, float *sums, const float *logits, size_t V, float largest,
+                           float temperature);
 } CpuKernels;
 
 SIMD_DECLARE(CpuKernels, cpu_kernels);

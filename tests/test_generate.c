@@ -178,6 +178,37 @@ TEST(frequencies) {
     }
 }
 
+/* Over many blocks of tokens, of which some hold no weight: each number in [0, 1) falls between the sums of the
+ * probabilities before and up to its token. Weights are floats, each with two roundings of its own (the argument
+ * of e^x, at most 40 here, and its result), and so are the sums of a block: 64 * 2^-24 of the total at most. */
+TEST(large_vocabularies) {
+    enum { MOST = 50257 };
+    const double bound = 64 * 0x1p-24;
+    float *logits = xmalloc(MOST * sizeof *logits);
+    double *below = xmalloc((MOST + 1) * sizeof *below);
+    Rng rng = rng_start(7, 7);
+    for (size_t V = 255; V <= MOST; V = V == MOST ? V + 1 : V * 2 < MOST ? V * 2 + 1 : MOST) {
+        for (size_t i = 0; i < V; i++) logits[i] = (float)(3 * rng_normal(&rng));
+        for (size_t i = 300; i < V && i < 900; i++) logits[i] = i % 2 ? -INFINITY : NAN;
+        const SampleSettings settings = settings_of(0.8f, 0, 1);
+        double most = -INFINITY;
+        for (size_t i = 0; i < V; i++)
+            if (logits[i] > most) most = logits[i];
+        below[0] = 0;
+        for (size_t i = 0; i < V; i++)
+            below[i + 1] = below[i] + (logits[i] > -INFINITY ? exp((logits[i] - most) / (double)0.8f) : 0);
+        for (int i = 0; i <= 500; i++) {
+            const double uniform = i < 500 ? (i + rng_uniform(&rng)) / 500 : largest_uniform;
+            const uint32_t token = sample_token(logits, V, &settings, uniform);
+            const double low = below[token] / below[V], high = below[token + 1] / below[V];
+            CHECK_MSG(token < V && high > low && low - bound <= uniform && uniform <= high + bound,
+                      "V %zu: %.9f gave token %u of %.9f to %.9f", V, uniform, token, low, high);
+        }
+    }
+    free(below);
+    free(logits);
+}
+
 /* ---- text ---- */
 
 enum { MAX_B = 4, MAX_TEXT = 64 };
@@ -424,6 +455,7 @@ int main(int argc, char **argv) {
     RUN(cuts_are_exact);
     RUN(equal_tokens_are_cut_by_id);
     RUN(frequencies);
+    RUN(large_vocabularies);
     RUN(windows_slide_by_the_rule);
     RUN(same_text_in_any_batch);
     RUN(texts_end);
