@@ -49,11 +49,12 @@ enum {
     DEFAULT_EVAL_TOKENS = 131072, /* of the held-out side, in training */
     MIN_HELDOUT_STORIES = 1000,   /* built-in ones: enough tokens for two digits behind the point */
     MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
-    STORIES_AT_ONCE = 8,          /* sequences that are sampled together */
-    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up */
-    TIMED_STEPS = 20,             /* ... then at most so many are timed */
-    TIMED_EVALUATIONS = 3,        /* micro-batches that are timed before the first evaluation */
-    ENOUGH_EVAL_TOKENS = 100000,  /* rather fewer evaluations than fewer tokens */
+    STORIES_AT_ONCE = 64,  /* sequences that are sampled together, on a GPU that does nothing else; ... */
+    STORIES_ASIDE = 8,     /* ... and elsewhere, where more gain little and take memory */
+    UNTIMED_STEPS = 2,     /* -minutes: caches and threads warm up */
+    TIMED_STEPS = 20,      /* ... then at most so many are timed */
+    TIMED_EVALUATIONS = 3, /* micro-batches that are timed before the first evaluation */
+    ENOUGH_EVAL_TOKENS = 100000, /* rather fewer evaluations than fewer tokens */
     EVALUATIONS = 10,
     SAMPLES = 4,
     CHECKPOINTS = 10,      /* of a run, where not said how often */
@@ -638,7 +639,8 @@ static bool too_large(App *app, size_t free_bytes) {
  * at most. */
 static bool plan_model(App *app, bool training, size_t rows) {
     Options *o = &app->options;
-    const size_t samples = o->samples < STORIES_AT_ONCE ? (size_t)o->samples : STORIES_AT_ONCE;
+    const size_t most = app->ops->memory && !training ? STORIES_AT_ONCE : STORIES_ASIDE;
+    const size_t samples = (size_t)o->samples < most ? (size_t)o->samples : most;
     app->setup = (GptSetup){.config = model_config(app),
                             .ops = app->ops,
                             .stream = app->stream,
