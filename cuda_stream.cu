@@ -104,10 +104,19 @@ double cuda_seconds_between(Stream *stream, size_t from, size_t to) {
     return (double)milliseconds / 1e3;
 }
 
+void cuda_release(Stream *stream, void *memory) {
+    CUDA_CHECK(cudaStreamSynchronize(stream->stream));
+    if (!stream->has_recordings) {
+        CUDA_CHECK(cudaFree(memory));
+        return;
+    }
+    stream->outgrown = (void **)xrealloc(stream->outgrown, (stream->n_outgrown + 1) * sizeof(void *));
+    stream->outgrown[stream->n_outgrown++] = memory;
+}
+
 void *cuda_scratch(Stream *stream, size_t bytes) {
     if (bytes > stream->scratch_bytes) {
-        CUDA_CHECK(cudaStreamSynchronize(stream->stream));
-        CUDA_CHECK(cudaFree(stream->scratch));
+        cuda_release(stream, stream->scratch);
         CUDA_CHECK(cudaMalloc(&stream->scratch, bytes));
         stream->scratch_bytes = bytes;
     }
@@ -277,6 +286,8 @@ void cuda_stream_close(Stream *stream) {
         if (stream->slot[i].sent) cudaEventDestroy(stream->slot[i].sent);
         cudaFreeHost(stream->slot[i].pinned);
     }
+    for (size_t i = 0; i < stream->n_outgrown; i++) cudaFree(stream->outgrown[i]);
+    free(stream->outgrown);
     for (int i = 0; i < CUDA_MARKS; i++)
         if (stream->marks[i]) cudaEventDestroy(stream->marks[i]);
     if (stream->stream) cudaStreamDestroy(stream->stream);

@@ -43,6 +43,10 @@ struct Stream {
 
     cudaEvent_t marks[CUDA_MARKS]; /* made when first asked for */
 
+    bool has_recordings; /* of operations (Ops.record_begin): they hold addresses of scratch memory */
+    void **outgrown;     /* ... which is kept to the end then */
+    size_t n_outgrown;
+
     /* model/ops_cuda.cu's own: rotary angles, cos then sin, (positions, half) each; the optimizer's chunks.
      * */
     float *angles;
@@ -74,6 +78,10 @@ void cuda_upload(Stream *stream, void *device, const void *host, size_t bytes);
 /* See ops.h. */
 void cuda_mark(Stream *stream, size_t index);
 double cuda_seconds_between(Stream *stream, size_t from, size_t to);
+
+/* Frees memory of the stream's own that the operations queued so far may use; while there are recordings, when
+ * the stream is closed. */
+void cuda_release(Stream *stream, void *memory);
 
 /* Memory of the running operation: the next one may use it again. Grows in the first step, then stays. */
 void *cuda_scratch(Stream *stream, size_t bytes);

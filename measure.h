@@ -17,6 +17,8 @@ typedef struct AttentionTimes {
 /* The same backend with marks of the device's clock around forward and backward; one is timed at a time, the
  * last that was asked for. It takes the stream's marks for itself. */
 const Attention *attention_timed(const Attention *attention, const Ops *ops);
+/* From here on that backend sets no marks. */
+void attention_stop_timing(void);
 /* The times since the call before of this function; waits for what is queued. Calls without `training`
  * (evaluations) are in none of them. */
 AttentionTimes attention_take_times(void);

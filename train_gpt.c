@@ -51,7 +51,9 @@ enum {
     MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
     STORIES_AT_ONCE = 64,  /* sequences that are sampled together, on a GPU that does nothing else; ... */
     STORIES_ASIDE = 8,     /* ... and elsewhere, where more gain little and take memory */
-    UNTIMED_STEPS = 2,     /* -minutes: caches and threads warm up */
+    DIRECT_STEPS = 8,      /* a device that can replays what it has recorded from about then on */
+    UNTIMED_STEPS = 2,     /* -minutes: caches and threads warm up; ... */
+    UNTIMED_DIRECT = 10,   /* ... on a device that replays, until it does */
     TIMED_STEPS = 20,      /* ... then at most so many are timed */
     TIMED_EVALUATIONS = 3, /* micro-batches that are timed before the first evaluation */
     ENOUGH_EVAL_TOKENS = 100000, /* rather fewer evaluations than fewer tokens */
@@ -71,8 +73,9 @@ static const double EVALUATION_SHARE = 0.2;      /* of -minutes */
 typedef struct Pace {
     uint64_t steps;           /* taken by this process, the first included */
     double seconds;           /* of the steps after the first */
-    AttentionTimes attention; /* of them in attention */
-    double timed;             /* of the steps after UNTIMED_STEPS */
+    AttentionTimes attention; /* of them in attention, while that is timed ... */
+    uint64_t attention_steps; /* ... which so many were */
+    double timed;             /* of the steps after untimed_steps */
     double eval_seconds;      /* of the newest evaluation */
     double last_line;         /* when a step's line was last kept */
     uint64_t last_kept;       /* and after which step */
@@ -1099,10 +1102,10 @@ static size_t peak_memory(const App *app) {
     return total_bytes - free_bytes;
 }
 
-/* Times in attention are means over the steps after the first. */
+/* Times in attention are means over the steps after the first that were timed. */
 static void log_end(App *app, const char *reason) {
     const Pace *pace = &app->pace;
-    const double steps = pace->steps > 1 ? (double)(pace->steps - 1) : NAN;
+    const double steps = pace->attention_steps > 0 ? (double)pace->attention_steps : NAN;
     log_row(app, json_pack("{s:s, s:I, s:s, s:I, s:{s:o, s:o}}", "type", "end", "step",
                            (json_int_t)app->state.step, "reason", reason, "peak_memory_bytes",
                            (json_int_t)peak_memory(app), "attention", "forward_ms",
@@ -1163,7 +1166,7 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
 static double learning_rate(const Options *o, uint64_t step) {
     const double warmup = is_auto(o->warmup) ? DEFAULT_WARMUP : (double)o->warmup, at = (double)step;
     if (at < warmup) return o->lr * (at + 1) / warmup;
-    const double timed = o->minutes == OPTION_AUTO ? 0 : UNTIMED_STEPS + TIMED_STEPS;
+    const double timed = o->minutes == OPTION_AUTO ? 0 : UNTIMED_DIRECT + TIMED_STEPS;
     const double flat = warmup < timed ? timed : warmup; /* the step up to which -lr is kept */
     if (at < flat || is_auto(o->steps)) return o->lr;
     const double share = (at - flat) / ((double)o->steps - flat);
@@ -1216,13 +1219,17 @@ static bool fit_evaluation(App *app) {
     return write_settings(app);
 }
 
+static uint64_t untimed_steps(const App *app) {
+    return app->ops->replay ? UNTIMED_DIRECT : UNTIMED_STEPS;
+}
+
 /* -minutes: after some steps have been timed, how many fit. What comes between steps is counted in, and at
  * the end: an evaluation, stories, a checkpoint (for a disk of 200 MB/s). */
 static bool fit_steps(App *app) {
     Options *o = &app->options;
     const Pace *pace = &app->pace;
     if (!is_auto(o->steps)) return true;
-    const double timed = (double)pace->steps - UNTIMED_STEPS, budget = 60 * o->minutes;
+    const double timed = (double)pace->steps - (double)untimed_steps(app), budget = 60 * o->minutes;
     const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
     const double late = timed > 0 ? 0.4 : pace->steps > 1 ? 0.6 : 1;
     if (!enough && seconds_now() - app->started < late * budget) return true;
@@ -1359,10 +1366,17 @@ static bool take_step(App *app) {
     app->state.eval_loss = NAN;
     if (++app->pace.steps > 1) {
         app->pace.seconds += seconds;
-        app->pace.attention.forward += attention.forward;
-        app->pace.attention.backward += attention.backward;
+        if (app->pace.steps <= DIRECT_STEPS || !app->ops->replay) {
+            app->pace.attention.forward += attention.forward;
+            app->pace.attention.backward += attention.backward;
+            app->pace.attention_steps++;
+        }
     }
-    if (app->pace.steps > UNTIMED_STEPS) app->pace.timed += seconds;
+    if (app->pace.steps == DIRECT_STEPS && app->ops->replay) {
+        attention_stop_timing();
+        gpt_record(app->gpt, true);
+    }
+    if (app->pace.steps > untimed_steps(app)) app->pace.timed += seconds;
     log_row(app, json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
                            (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
                            "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds,

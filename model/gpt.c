@@ -222,6 +222,23 @@ typedef struct Arena {
     size_t used; /* SIZE_MAX: more than can be addressed */
 } Arena;
 
+/* One pass over a micro-batch. */
+typedef struct Pass {
+    size_t B, rows;     /* rows = B * T */
+    bool training;      /* keep what backward needs; dropout on */
+    uint64_t first_row; /* its first token's place within the step, for the dropout masks */
+    float grad_scale;   /* of the loss: one over the tokens of the step */
+} Pass;
+
+/* A pass as the device has recorded it (Ops.record_begin), to be replayed for the same arguments. A run has one for
+ * each of a step's micro-batches, and two for evaluations; of more, the rest is queued as ever. */
+enum { MOST_RECORDINGS = 8 };
+typedef struct Recording {
+    Pass pass;
+    void *made; /* NULL: it has come only once, or it could not be recorded */
+    bool tried;
+} Recording;
+
 struct Gpt {
     GptSetup setup;
     size_t L, H, C, D, T, V; /* of setup.config */
@@ -235,6 +252,9 @@ struct Gpt {
     float *weights, *gradients, *adam_m, *adam_v; /* (table_floats) each, in the table's order */
     act_t *work;                                  /* the weights that forward and backward read */
     StepState *state, *eval_state;
+    bool recording_on; /* gpt_record */
+    Recording recordings[MOST_RECORDINGS];
+    size_t n_recordings;
     int32_t *inputs, *targets; /* (B, T) */
 
     LayerActivations *acts; /* L of them */
@@ -437,6 +457,8 @@ Gpt *gpt_new(const GptSetup *setup, Error *err) {
 
 void gpt_free(Gpt *gpt) {
     if (!gpt) return;
+    for (size_t i = 0; i < gpt->n_recordings; i++)
+        if (gpt->recordings[i].made) gpt->setup.ops->release_recording(gpt->setup.stream, gpt->recordings[i].made);
     for (int p = 0; p < PURPOSES; p++)
         if (gpt->arena[p].base) gpt->setup.ops->release(gpt->setup.stream, gpt->arena[p].base);
     free(gpt->table), free(gpt->spans), free(gpt->layers), free(gpt->acts), free(gpt->kv_cache);
@@ -493,13 +515,6 @@ void gpt_init_weights(Gpt *gpt, uint64_t seed) {
 }
 
 /* ==== the network, layer by layer: forward, and beside it backward ==== */
-
-/* One pass over a micro-batch. */
-typedef struct Pass {
-    size_t B, rows;     /* rows = B * T */
-    bool training;      /* keep what backward needs; dropout on */
-    uint64_t first_row; /* its first token's place within the step, for the dropout masks */
-} Pass;
 
 /* The places that draw dropout masks, counted in network order. */
 static uint32_t embedding_site(void) { return 0; }
@@ -619,9 +634,9 @@ static void last_norm_backward(Gpt *gpt, const Pass *pass) {
 }
 
 /* -- the head, tied to wte: the loss, and on the way d_normed (of hidden) and wte's gradient -- */
-static void head_forward_backward(Gpt *gpt, const Pass *pass, float grad_scale) {
+static void head_forward_backward(Gpt *gpt, const Pass *pass) {
     gpt->setup.ops->head_loss(gpt->setup.stream, gpt->state, gpt->d_normed, gradient(gpt, gpt->model.wte), gpt->hidden,
-                              weight(gpt, gpt->model.wte), gpt->targets, pass->rows, gpt->C, gpt->V, grad_scale,
+                              weight(gpt, gpt->model.wte), gpt->targets, pass->rows, gpt->C, gpt->V, pass->grad_scale,
                               gpt->head_scratch);
 }
 static void head_forward(Gpt *gpt, const Pass *pass) {
@@ -647,6 +662,49 @@ static void network_backward(Gpt *gpt, const Pass *pass) {
     embedding_backward(gpt, pass);
 }
 
+/* ==== a whole pass, and its recording ==== */
+static void forward_backward(Gpt *gpt, const Pass *pass) {
+    network_forward(gpt, pass);
+    head_forward_backward(gpt, pass);
+    network_backward(gpt, pass);
+}
+static void forward_only(Gpt *gpt, const Pass *pass) {
+    network_forward(gpt, pass);
+    head_forward(gpt, pass);
+}
+
+static bool same_pass(const Pass *a, const Pass *b) {
+    return a->B == b->B && a->training == b->training && a->first_row == b->first_row && a->grad_scale == b->grad_scale;
+}
+
+/* The recording of a pass, made when the pass comes for the second time; NULL where there is none. */
+static void *recording_of(Gpt *gpt, const Pass *pass, void (*run)(Gpt *, const Pass *)) {
+    const Ops *ops = gpt->setup.ops;
+    if (!gpt->recording_on || !ops->replay) return NULL;
+    size_t i = 0;
+    while (i < gpt->n_recordings && !same_pass(&gpt->recordings[i].pass, pass)) i++;
+    if (i == gpt->n_recordings) {
+        if (i < MOST_RECORDINGS) gpt->recordings[gpt->n_recordings++] = (Recording){.pass = *pass};
+        return NULL;
+    }
+    Recording *recording = &gpt->recordings[i];
+    if (!recording->tried && ops->record_begin(gpt->setup.stream)) {
+        run(gpt, pass);
+        recording->made = ops->record_end(gpt->setup.stream);
+    }
+    recording->tried = true;
+    return recording->made;
+}
+
+static void run_pass(Gpt *gpt, const Pass *pass) {
+    void (*const run)(Gpt *, const Pass *) = pass->training ? forward_backward : forward_only;
+    void *recording = recording_of(gpt, pass, run);
+    if (recording) gpt->setup.ops->replay(gpt->setup.stream, recording);
+    else run(gpt, pass);
+}
+
+void gpt_record(Gpt *gpt, bool on) { gpt->recording_on = on; }
+
 /* ==== a training step ==== */
 static void upload_tokens(Gpt *gpt, int32_t *device, const int32_t *host, size_t rows) {
     gpt->setup.ops->upload(gpt->setup.stream, device, host, rows * sizeof *host);
@@ -659,12 +717,11 @@ void gpt_step_begin(Gpt *gpt, uint64_t step, float lr) {
 
 void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B, uint64_t first_sequence,
                           uint64_t tokens_in_step) {
-    const Pass pass = {.B = B, .rows = B * gpt->T, .training = true, .first_row = first_sequence * gpt->T};
+    const Pass pass = {.B = B, .rows = B * gpt->T, .training = true, .first_row = first_sequence * gpt->T,
+                       .grad_scale = (float)(1.0 / (double)tokens_in_step)};
     upload_tokens(gpt, gpt->inputs, inputs, pass.rows);
     upload_tokens(gpt, gpt->targets, targets, pass.rows);
-    network_forward(gpt, &pass);
-    head_forward_backward(gpt, &pass, (float)(1.0 / (double)tokens_in_step));
-    network_backward(gpt, &pass);
+    run_pass(gpt, &pass);
 }
 
 void gpt_step_end(Gpt *gpt, AdamW settings) {
@@ -694,8 +751,7 @@ void gpt_evaluate(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_
     const Pass pass = {.B = B, .rows = B * gpt->T};
     upload_tokens(gpt, gpt->inputs, inputs, pass.rows);
     upload_tokens(gpt, gpt->targets, targets, pass.rows);
-    network_forward(gpt, &pass);
-    head_forward(gpt, &pass);
+    run_pass(gpt, &pass);
 }
 
 double gpt_evaluate_sum(Gpt *gpt) {

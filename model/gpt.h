@@ -101,6 +101,10 @@ void gpt_step_begin(Gpt *gpt, uint64_t step, float lr); /* gradients and loss to
 void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B,
                           uint64_t first_sequence, uint64_t tokens_in_step);
 void gpt_step_end(Gpt *gpt, AdamW settings); /* norm, clip, skip if not finite, update */
+/* From now on the passes of gpt_forward_backward and gpt_evaluate are recorded, each when it comes for the second
+ * time with the same arguments, and replayed from then on, on devices that can (Ops.record_begin): the same
+ * operations with less work for the host. Nothing in the setup may put marks on the stream then. */
+void gpt_record(Gpt *gpt, bool on);
 /* Waits; loss_sum is the step's sum of token losses on this rank. */
 StepState gpt_step_state(Gpt *gpt);
 /* AdamW's own count, for checkpoints. */

@@ -82,6 +82,14 @@ typedef struct Ops {
     void (*upload)(Stream *stream, void *device, const void *host, size_t bytes);
     void (*download)(Stream *stream, void *host, const void *device, size_t bytes); /* waits */
     void (*zero)(Stream *stream, void *device, size_t bytes);
+    /* What is queued between record_begin and record_end is not run but recorded, to be run by replay as often as one
+     * likes, with the same arguments, at a fraction of the host's time. All of it must have run once before, the same
+     * way, since nothing can be allocated meanwhile. record_begin gives false where nothing shall be recorded now, and
+     * record_end NULL where it could not be. The four of a device that has nothing to gain are NULL. */
+    bool (*record_begin)(Stream *stream);
+    void *(*record_end)(Stream *stream);
+    void (*replay)(Stream *stream, void *recording);
+    void (*release_recording)(Stream *stream, void *recording);
     /* Notes the time at which the stream has come this far, under a number below OPS_MARKS; waits for nothing. */
     void (*mark)(Stream *stream, size_t index);
     /* Seconds from one mark to a later one, by the device's own clock; waits for the later one. */

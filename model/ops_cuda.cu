@@ -252,6 +252,37 @@ static void gpu_zero(Stream *stream, void *device, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, stream->stream));
 }
 
+/* ==== recordings: CUDA graphs ==== */
+static bool gpu_record_begin(Stream *stream) {
+    if (stream->wait_each) return false; /* each operation is to be waited for by itself */
+    CUDA_CHECK(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal));
+    return true;
+}
+
+static void *gpu_record_end(Stream *stream) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t recording = NULL;
+    cudaError_t error = cudaStreamEndCapture(stream->stream, &graph);
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&recording, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* answered by NULL */
+        return NULL;
+    }
+    stream->has_recordings = true;
+    return recording;
+}
+
+static void gpu_replay(Stream *stream, void *recording) {
+    CUDA_CHECK(cudaGraphLaunch((cudaGraphExec_t)recording, stream->stream));
+    cuda_launched(stream, "a recorded pass");
+}
+
+static void gpu_release_recording(Stream *stream, void *recording) {
+    gpu_synchronize(stream);
+    CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)recording));
+}
+
 /* ==== the step's state ==== */
 __global__ static void begin_step_kernel(StepState *state, uint64_t step, float lr) {
     state->step = step, state->lr = lr;
@@ -774,8 +805,7 @@ static void fill_angles(Stream *stream, size_t positions, size_t half) {
     if (stream->angle_half == half && stream->angle_positions >= positions) return;
     const size_t grown = stream->angle_half == half ? stream->angle_positions * 3 / 2 : 0;
     const size_t count = grown > positions ? grown : positions;
-    gpu_synchronize(stream);
-    CUDA_CHECK(cudaFree(stream->angles));
+    cuda_release(stream, stream->angles);
     CUDA_CHECK(cudaMalloc(&stream->angles, 2 * count * half * sizeof(float)));
     stream->angle_positions = count, stream->angle_half = half;
     angles_kernel<<<blocks_for(count * half, 256), 256, 0, stream->stream>>>(stream->angles, count, half);
@@ -1128,6 +1158,8 @@ template <typename A> static constexpr Ops ops_of(const char *name) {
     ops.describe = gpu_describe, ops.memory = gpu_memory, ops.peak_flops = gpu_peak_flops<A>;
     ops.allocate = gpu_allocate, ops.release = gpu_release;
     ops.upload = cuda_upload, ops.download = gpu_download, ops.zero = gpu_zero;
+    ops.record_begin = gpu_record_begin, ops.record_end = gpu_record_end;
+    ops.replay = gpu_replay, ops.release_recording = gpu_release_recording;
     ops.mark = cuda_mark, ops.seconds_between = cuda_seconds_between;
     ops.begin_step = gpu_begin_step, ops.read_state = gpu_read_state;
     ops.embedding_forward = gpu_embedding_forward<A>, ops.embedding_backward = gpu_embedding_backward<A>;

@@ -1568,6 +1568,48 @@ TEST(two_runs_are_bit_equal) {
     }
 }
 
+/* Seven steps of two micro-batches with an evaluation after each, as queued or as recorded; midway another model,
+ * whose operations outgrow the scratch memory that the recordings have seen. Then all weights, to be freed. */
+static float *recorded_steps(const Problem *problem, const Problem *larger, bool record, double losses[14]) {
+    const size_t B = problem->shape.B, T = problem->shape.T, V = problem->shape.V;
+    Gpt *gpt = model_new(problem, &gpu16, B, true, 0);
+    gpt_record(gpt, record);
+    for (uint64_t step = 0; step < 7; step++) {
+        if (step == 4) free(gradients_new(larger, &gpu16, larger->shape.B, &(double){0}));
+        int32_t *tokens = (int32_t *)reference_allocate(B * T, sizeof *tokens); /* others in each step */
+        for (size_t i = 0; i < B * T; i++) tokens[i] = (int32_t)((problem->tokens[i] + 31 * step) % V);
+        gpt_step_begin(gpt, step, 1e-2f);
+        for (size_t half = 0; half < 2; half++)
+            gpt_forward_backward(gpt, tokens + half * B / 2 * T, problem->targets + half * B / 2 * T, B / 2,
+                                 half * B / 2, B * T);
+        gpt_step_end(gpt, (AdamW){.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .clip = 1});
+        losses[2 * step] = gpt_step_state(gpt).loss_sum;
+        gpt_evaluate_begin(gpt);
+        gpt_evaluate(gpt, tokens, problem->targets, B);
+        losses[2 * step + 1] = gpt_evaluate_sum(gpt);
+        free(tokens);
+    }
+    float *weights = buffer_new(gpt, &problem->table, GPT_WEIGHTS);
+    gpt_free(gpt);
+    return weights;
+}
+
+TEST(recorded_passes_are_bit_equal) {
+    NEED_GPU();
+    Problem problem = problem_new((RefShape){
+        .B = 4, .T = 64, .C = 96, .H = 3, .V = 257, .L = 2, .rotary = true, .rate = (double)0.1f, .seed = 6});
+    /* The gradients of norms alone take (blocks, 2 C) floats, more than the 16 MB that a stream begins with. */
+    Problem larger = problem_new((RefShape){
+        .B = 8, .T = 512, .C = 1536, .H = 3, .V = 257, .L = 1, .rotary = true, .rate = 0, .seed = 6});
+    double losses[2][14];
+    float *queued = recorded_steps(&problem, &larger, false, losses[0]);
+    float *recorded = recorded_steps(&problem, &larger, true, losses[1]);
+    CHECK(memcmp(losses[0], losses[1], sizeof losses[0]) == 0 && isfinite(losses[0][13]));
+    CHECK(memcmp(queued, recorded, problem.table.total * sizeof(float)) == 0);
+    free(queued), free(recorded);
+    problem_free(&larger), problem_free(&problem);
+}
+
 /* A weight that is no number spoils the step; nothing moves, and the next good step goes on. */
 TEST(steps_that_are_not_finite_are_skipped) {
     NEED_GPU();
@@ -1702,6 +1744,7 @@ int main(int argc, char **argv) {
     RUN(splits_of_a_step);
     RUN(twenty_updates);
     RUN(two_runs_are_bit_equal);
+    RUN(recorded_passes_are_bit_equal);
     RUN(steps_that_are_not_finite_are_skipped);
     RUN(logits_cache_and_evaluation);
     free(token_losses);
