@@ -215,6 +215,7 @@ OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out train_gpt.c $(SIMD_SOURCES),
     $(if $(USE_CUDA),$(CUDA_SOURCES:%=$(BUILD)/%.o))
 TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 SCRIPTS := $(wildcard tests/test_*.sh)
+PEERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/peers/*.c))
 BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 # For the systems that it knows; elsewhere the test says that it is skipped.
@@ -245,16 +246,19 @@ $$(BUILD)/%_simd_$(1).o: %_simd.c $$(BUILD)/commands Makefile
 endef
 $(foreach level,$(SIMD_LEVELS),$(eval $(call SIMD_RULE,$(level))))
 
+# What ptxas says of each kernel's registers and memory stays beside the object, for tests/test_ptxas.sh.
+PTXAS_LINES := ^ptxas info|^ +[0-9]+ bytes stack frame
 $(BUILD)/%.cu.o: %.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(COMPILE_CUDA) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE_CUDA) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas); \
+	status=$$?; grep -Ev '$(PTXAS_LINES)' $(@:.o=.ptxas) >&2; exit $$status
 
 # From scratch each time: `ar` would keep the object of a source that is gone.
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
 
-$(PROGRAM) $(TESTS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+$(PROGRAM) $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(LIBRARY)
@@ -285,7 +289,7 @@ $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.c
 all: $(PROGRAM)
 	@cmp -s $(PROGRAM) train_gpt || cp $(PROGRAM) train_gpt
 
-test: $(TESTS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
+test: $(TESTS) $(PEERS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
 	@tests/run "$(PROGRAM)" $(TESTS) $(SCRIPTS)
 
 bench: $(BENCHES)
