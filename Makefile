@@ -3,6 +3,7 @@
 #   make                 ./train_gpt, after a table of what was found and what that turns on
 #   make test            builds and runs every test; the last line is "N passed, N failed, N skipped"
 #   make bench           builds the benchmarks, dev/bench_*.c, into build/release/
+#   make ptxas           says which CUDA kernels keep registers in memory; fails where one does that should not
 #   make build/release/libflash_mma.so    the GPU attention kernels alone, for dev/bench_attention.py
 #   make fuzz            builds the fuzz targets, tests/fuzz/fuzz_*.c, with clang (FUZZ_CC) into build/fuzz/;
 #                        where clang has libFuzzer, `make test` runs each for ten seconds (FUZZ_SECONDS)
@@ -246,7 +247,7 @@ $$(BUILD)/%_simd_$(1).o: %_simd.c $$(BUILD)/commands Makefile
 endef
 $(foreach level,$(SIMD_LEVELS),$(eval $(call SIMD_RULE,$(level))))
 
-# What ptxas says of each kernel's registers and memory stays beside the object, for tests/test_ptxas.sh.
+# What ptxas says of each kernel's registers and memory stays beside the object, for `make ptxas`.
 PTXAS_LINES := ^ptxas info|^ +[0-9]+ bytes stack frame
 $(BUILD)/%.cu.o: %.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
@@ -282,7 +283,7 @@ $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.c
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- what one asks for ----------------------------------------------------------------------------------
-.PHONY: all test bench fuzz fuzzers clean FORCE
+.PHONY: all test bench ptxas fuzz fuzzers clean FORCE
 .SECONDARY:
 
 # ./train_gpt is the program of the variant that was built last.
@@ -293,6 +294,9 @@ test: $(TESTS) $(PEERS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
 	@tests/run "$(PROGRAM)" $(TESTS) $(SCRIPTS)
 
 bench: $(BENCHES)
+
+ptxas: $(filter %.cu.o,$(OBJECTS))
+	@tests/ptxas $(^:.o=.ptxas)
 
 # A build of its own: one thread, no libraries for speed, clang whatever CC is.
 fuzz:
