@@ -137,12 +137,16 @@ ifeq ($(CUDA_SOURCES),)
 CUDA_SAYS := toolkit $(CUDA_VERSION) found, but this version has no CUDA sources: runs on the CPU
 else
 USE_CUDA := yes
-# The GPUs of this machine; where there are none (a build machine), the usual ones, and PTX for the rest.
-# 9.0 is built as sm_90a, since only that has the Hopper instructions.
-GPUS := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*')))
-CUBINS := $(patsubst 90,90a,$(or $(GPUS),80 89 90))
+# The GPUs of this machine, of those that the program takes (8.0 and later) and this toolkit knows; where there
+# are others or none (a build machine), the usual ones too, and PTX for the rest. 9.0 is built as sm_90a, since
+# only that has the Hopper instructions.
+GPUS := $(sort $(filter-out 5% 6% 7%,$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+    2>/dev/null | grep -x '[0-9.]*'))))
+KNOWN_GPUS := $(filter $(GPUS),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
+OTHER_GPUS := $(or $(filter-out $(KNOWN_GPUS),$(GPUS)),$(if $(GPUS),,any))
+CUBINS := $(patsubst 90,90a,$(sort $(KNOWN_GPUS) $(if $(OTHER_GPUS),80 89 90)))
 CUDA_ARCH := $(foreach cc,$(CUBINS),-gencode arch=compute_$(cc),code=sm_$(cc)) \
-    $(if $(GPUS),,$(foreach cc,80 90,-gencode arch=compute_$(cc),code=compute_$(cc)))
+    $(if $(OTHER_GPUS),$(foreach cc,80 90,-gencode arch=compute_$(cc),code=compute_$(cc)))
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
 DEFINES += -DUSE_CUDA
 INCLUDES += -isystem $(CUDA_HOME)/include
@@ -262,7 +266,7 @@ $(LIBRARY): $(OBJECTS)
 $(PROGRAM) $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
-$(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(LIBRARY)
+$(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(BUILD)/dev/profile_ops.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
 $(FUZZERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)

@@ -14,6 +14,10 @@
 
 #include "common.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { STAGING_SLOTS = 8 };
 
 typedef struct MatmulPlan MatmulPlan;
@@ -23,7 +27,7 @@ typedef struct SpanChunk SpanChunk;
 struct Stream {
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    cudaDeviceProp device;
+    struct cudaDeviceProp device; /* "struct": C wants it */
     size_t shared_bytes; /* shared memory a block may ask for */
     bool wait_each;      /* TRAIN_GPT_SYNC=1 */
 
@@ -101,6 +105,10 @@ typedef struct Matmul {
  * run, which one chosen by timing would not be. False, and nothing done: the library has no such epilogue
  * for this shape (never with MATMUL_PLAIN). */
 bool cuda_matmul(Stream *stream, const Matmul *matmul);
+
+#ifdef __cplusplus
+}
+#endif
 
 /* ---- numbers ---- */
 #if defined(__CUDACC__)
