@@ -3,6 +3,7 @@
 #   make                 ./train_gpt, after a table of what was found and what that turns on
 #   make test            builds and runs every test; the last line is "N passed, N failed, N skipped"
 #   make bench           builds the benchmarks, dev/bench_*.c, into build/release/
+#   make ptxas           says which CUDA kernels keep registers in memory; fails where one does that should not
 #   make build/release/libflash_mma.so    the GPU attention kernels alone, for dev/bench_attention.py
 #   make fuzz            builds the fuzz targets, tests/fuzz/fuzz_*.c, with clang (FUZZ_CC) into build/fuzz/;
 #                        where clang has libFuzzer, `make test` runs each for ten seconds (FUZZ_SECONDS)
@@ -136,12 +137,16 @@ ifeq ($(CUDA_SOURCES),)
 CUDA_SAYS := toolkit $(CUDA_VERSION) found, but this version has no CUDA sources: runs on the CPU
 else
 USE_CUDA := yes
-# The GPUs of this machine; where there are none (a build machine), the usual ones, and PTX for the rest.
-# 9.0 is built as sm_90a, since only that has the Hopper instructions.
-GPUS := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9.]*')))
-CUBINS := $(patsubst 90,90a,$(or $(GPUS),80 89 90))
+# The GPUs of this machine, of those that the program takes (8.0 and later) and this toolkit knows; where there
+# are others or none (a build machine), the usual ones too, and PTX for the rest. 9.0 is built as sm_90a, since
+# only that has the Hopper instructions.
+GPUS := $(sort $(filter-out 5% 6% 7%,$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+    2>/dev/null | grep -x '[0-9.]*'))))
+KNOWN_GPUS := $(filter $(GPUS),$(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code)))
+OTHER_GPUS := $(or $(filter-out $(KNOWN_GPUS),$(GPUS)),$(if $(GPUS),,any))
+CUBINS := $(patsubst 90,90a,$(sort $(KNOWN_GPUS) $(if $(OTHER_GPUS),80 89 90)))
 CUDA_ARCH := $(foreach cc,$(CUBINS),-gencode arch=compute_$(cc),code=sm_$(cc)) \
-    $(if $(GPUS),,$(foreach cc,80 90,-gencode arch=compute_$(cc),code=compute_$(cc)))
+    $(if $(OTHER_GPUS),$(foreach cc,80 90,-gencode arch=compute_$(cc),code=compute_$(cc)))
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
 DEFINES += -DUSE_CUDA
 INCLUDES += -isystem $(CUDA_HOME)/include
@@ -215,6 +220,7 @@ OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out train_gpt.c $(SIMD_SOURCES),
     $(if $(USE_CUDA),$(CUDA_SOURCES:%=$(BUILD)/%.o))
 TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 SCRIPTS := $(wildcard tests/test_*.sh)
+PEERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/peers/*.c))
 BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 # For the systems that it knows; elsewhere the test says that it is skipped.
@@ -245,19 +251,22 @@ $$(BUILD)/%_simd_$(1).o: %_simd.c $$(BUILD)/commands Makefile
 endef
 $(foreach level,$(SIMD_LEVELS),$(eval $(call SIMD_RULE,$(level))))
 
+# What ptxas says of each kernel's registers and memory stays beside the object, for `make ptxas`.
+PTXAS_LINES := ^ptxas info|^ +[0-9]+ bytes stack frame
 $(BUILD)/%.cu.o: %.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(COMPILE_CUDA) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(COMPILE_CUDA) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas); \
+	status=$$?; grep -Ev '$(PTXAS_LINES)' $(@:.o=.ptxas) >&2; exit $$status
 
 # From scratch each time: `ar` would keep the object of a source that is gone.
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
 
-$(PROGRAM) $(TESTS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+$(PROGRAM) $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
-$(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(LIBRARY)
+$(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(BUILD)/dev/profile_ops.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
 $(FUZZERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
@@ -278,17 +287,20 @@ $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.c
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- what one asks for ----------------------------------------------------------------------------------
-.PHONY: all test bench fuzz fuzzers clean FORCE
+.PHONY: all test bench ptxas fuzz fuzzers clean FORCE
 .SECONDARY:
 
 # ./train_gpt is the program of the variant that was built last.
 all: $(PROGRAM)
 	@cmp -s $(PROGRAM) train_gpt || cp $(PROGRAM) train_gpt
 
-test: $(TESTS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
+test: $(TESTS) $(PEERS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
 	@tests/run "$(PROGRAM)" $(TESTS) $(SCRIPTS)
 
 bench: $(BENCHES)
+
+ptxas: $(filter %.cu.o,$(OBJECTS))
+	@tests/ptxas $(^:.o=.ptxas)
 
 # A build of its own: one thread, no libraries for speed, clang whatever CC is.
 fuzz:

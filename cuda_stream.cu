@@ -93,7 +93,12 @@ void cuda_upload(Stream *stream, void *device, const void *host, size_t bytes) {
 }
 
 void cuda_mark(Stream *stream, size_t index) {
-    if (!stream->marks[index]) CUDA_CHECK(cudaEventCreate(&stream->marks[index]));
+    if (index >= stream->n_marks) {
+        const size_t count = 2 * index + 64;
+        stream->marks = (cudaEvent_t *)xrealloc(stream->marks, count * sizeof *stream->marks);
+        for (; stream->n_marks < count; stream->n_marks++)
+            CUDA_CHECK(cudaEventCreate(&stream->marks[stream->n_marks]));
+    }
     CUDA_CHECK(cudaEventRecord(stream->marks[index], stream->stream));
 }
 
@@ -288,8 +293,8 @@ void cuda_stream_close(Stream *stream) {
     }
     for (size_t i = 0; i < stream->n_outgrown; i++) cudaFree(stream->outgrown[i]);
     free(stream->outgrown);
-    for (int i = 0; i < CUDA_MARKS; i++)
-        if (stream->marks[i]) cudaEventDestroy(stream->marks[i]);
+    for (size_t i = 0; i < stream->n_marks; i++) cudaEventDestroy(stream->marks[i]);
+    free(stream->marks);
     if (stream->stream) cudaStreamDestroy(stream->stream);
     free(stream);
 }

@@ -14,7 +14,11 @@
 
 #include "common.h"
 
-enum { STAGING_SLOTS = 8, CUDA_MARKS = 1024 };
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STAGING_SLOTS = 8 };
 
 typedef struct MatmulPlan MatmulPlan;
 typedef struct SpanChunk SpanChunk;
@@ -23,9 +27,9 @@ typedef struct SpanChunk SpanChunk;
 struct Stream {
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    cudaDeviceProp device;
-    size_t shared_bytes; /* shared memory a block may ask for */
-    bool wait_each;      /* TRAIN_GPT_SYNC=1 */
+    struct cudaDeviceProp device; /* "struct": C wants it */
+    size_t shared_bytes;          /* shared memory a block may ask for */
+    bool wait_each;               /* TRAIN_GPT_SYNC=1 */
 
     void *workspace; /* of cuBLASLt */
     MatmulPlan *plans;
@@ -41,7 +45,8 @@ struct Stream {
     } slot[STAGING_SLOTS];
     size_t next_slot;
 
-    cudaEvent_t marks[CUDA_MARKS]; /* made when first asked for */
+    cudaEvent_t *marks;
+    size_t n_marks;
 
     bool has_recordings; /* of operations (Ops.record_begin): they hold addresses of scratch memory */
     void **outgrown;     /* ... which is kept to the end then */
@@ -115,6 +120,10 @@ typedef struct Matmul {
  * run, which one chosen by timing would not be. False, and nothing done: the library has no such epilogue
  * for this shape (never with MATMUL_PLAIN). */
 bool cuda_matmul(Stream *stream, const Matmul *matmul);
+
+#ifdef __cplusplus
+}
+#endif
 
 /* ---- numbers ---- */
 #if defined(__CUDACC__)

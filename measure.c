@@ -13,13 +13,14 @@
 
 /* A backend's functions get no context of their own, so that what stands behind them is kept here. Each call
  * sets two marks of the stream; they are read when somebody asks, or when all are in use. */
+enum { TIMED_CALLS = 512 };
 static struct {
     const Ops *ops;
     const Attention *inner;
     Attention outer;
     Stream *stream;
     size_t calls; /* since the marks were read */
-    bool backward[OPS_MARKS / 2];
+    bool backward[TIMED_CALLS];
     AttentionTimes times;
 } timed;
 
@@ -32,7 +33,7 @@ static void read_marks(void) {
 }
 
 static void timed_call(const AttentionCall *call, void (*function)(const AttentionCall *), bool backward) {
-    if (timed.calls == OPS_MARKS / 2) read_marks();
+    if (timed.calls == TIMED_CALLS) read_marks();
     const size_t i = timed.calls++;
     timed.stream = call->stream, timed.backward[i] = backward;
     timed.ops->mark(call->stream, 2 * i);

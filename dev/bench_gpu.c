@@ -1,150 +1,41 @@
-/* bench_gpu.c - how fast a model trains on a GPU, and where the time goes.
+/* bench_gpu.c - how fast a model trains on a GPU, where the time goes, and what the GPU could do at best.
  *
  *     bench_gpu [--device cuda|cuda-fp32|cpu] [--attention flash|naive] [--layers 12] [--heads 12]
- *               [--channels 768] [--ctx 1024] [--vocab 50257] [--batch 64] [--steps 20] [--threads 0]
- *               [--position learned|rotary]
+ *               [--channels 768] [--ctx 1024] [--vocab 50257] [--batch 64] [--micro 0] [--steps 20]
+ *               [--threads 0] [--position learned|rotary]
  *
- * The default is GPT-2's 124M. Random tokens; three steps warm up, then --steps are timed as they run in
- * training: nothing waits until the last. Three more are taken with a wait after each operation, which
- * tells the time of each kind and the rate it reaches: FLOPs of its matrix products, or the bytes that it
- * cannot do without, over its time. Causal attention is counted once (half the table), whatever a backend
- * computes besides. The first line is for scripts: "tokens/s N". */
+ * The default is GPT-2's 124M. --micro: sequences at once (0: the whole batch). Random tokens; three steps warm
+ * up, then --steps are timed as they run in training: nothing waits until the last. Three more are profiled:
+ * an event before and after each operation, for which nobody waits, tells the time of each kind.
+ *
+ * Beside it stands the kind's floor, measured in the same call after the model is gone: for matrix products the
+ * same ones through the library alone (forward, gradients of inputs, gradients of weights in fp32; the head's in
+ * 8,192 rows), each repeated until it has run for a quarter of a second after as long a start, so that clocks
+ * are those of steady work; for attention its FLOPs, of causal attention half the table, at the rate of the
+ * forward products; for the others the bytes that they cannot do without at the rate of a copy.
+ *
+ * Then evaluation (forward alone), and generation of one story and of 64 at once: all of it, with sampling on
+ * the CPU, and the network alone. The first line is for scripts: "tokens/s N". */
 #include "../common.h"
+#include "../model/generate.h"
 #include "../model/gpt.h"
+#include "../sgemm.h"
+#include "profile_ops.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARM_UP = 3, PROFILED = 3 };
+#ifdef USE_CUDA
+#include "../cuda_stream.h"
+#endif
+
+enum { WARM_UP = 3, PROFILED_STEPS = 3, STORIES = 64, HEAD_ROWS = 8192 };
 
 typedef struct Settings {
     const char *device, *attention, *position;
-    size_t layers, heads, channels, ctx, vocab, batch, steps, threads;
+    size_t layers, heads, channels, ctx, vocab, batch, micro, steps, threads;
 } Settings;
-
-/* ---- time by kind of operation ---- */
-typedef enum Kind {
-    EMBEDDING,
-    NORM_FORWARD,
-    NORM_BACKWARD,
-    LINEAR_FORWARD,
-    LINEAR_BACKWARD,
-    ROTARY,
-    ATTENTION_FORWARD,
-    ATTENTION_BACKWARD,
-    HEAD,
-    UPDATE,
-    KINDS
-} Kind;
-static const char *const kind_names[KINDS] = {"embedding, both ways", "residual and norm, forward",
-                                              "... backward",         "linear, forward",
-                                              "... backward",         "rotary, both ways",
-                                              "attention, forward",   "... backward",
-                                              "head, both ways",      "norm and AdamW"};
-
-static const Ops *base;
-static const Attention *base_attention;
-static bool profiling;
-static struct { double seconds, flops, bytes; } spent[KINDS];
-
-static double begin(Stream *stream) {
-    if (profiling) base->synchronize(stream);
-    return seconds_now();
-}
-static void end(Stream *stream, double start, Kind kind, double flops, double bytes) {
-    if (!profiling) return;
-    base->synchronize(stream);
-    spent[kind].seconds += seconds_now() - start, spent[kind].flops += flops, spent[kind].bytes += bytes;
-}
-static double acts(size_t rows, size_t columns) {
-    return (double)rows * (double)columns * (double)base->act_size;
-}
-
-static void embedding_forward(Stream *stream, act_t *x, const int32_t *tokens, const act_t *wte,
-                              const act_t *wpe, size_t B, size_t T, size_t C, size_t first_position,
-                              Dropout dropout) {
-    const double start = begin(stream);
-    base->embedding_forward(stream, x, tokens, wte, wpe, B, T, C, first_position, dropout);
-    end(stream, start, EMBEDDING, 0, 2 * acts(B * T, C));
-}
-static void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const act_t *dx,
-                               const int32_t *tokens, size_t B, size_t T, size_t C, Dropout dropout) {
-    const double start = begin(stream);
-    base->embedding_backward(stream, d_wte, d_wpe, dx, tokens, B, T, C, dropout);
-    end(stream, start, EMBEDDING, 0, acts(B * T, C));
-}
-static void residual_norm_forward(Stream *stream, act_t *sum, act_t *normed, float *mean, float *rstd,
-                                  const act_t *residual, const act_t *branch, const act_t *gain,
-                                  const act_t *bias, size_t rows, size_t C, Dropout dropout) {
-    const double start = begin(stream);
-    base->residual_norm_forward(stream, sum, normed, mean, rstd, residual, branch, gain, bias, rows, C,
-                                dropout);
-    end(stream, start, NORM_FORWARD, 0, (branch ? 4 : 2) * acts(rows, C));
-}
-static void residual_norm_backward(Stream *stream, act_t *d_sum, bool overwrite, act_t *d_branch,
-                                   float *d_gain, float *d_bias, const act_t *d_normed, const act_t *sum,
-                                   const float *mean, const float *rstd, const act_t *gain, size_t rows,
-                                   size_t C, Dropout dropout) {
-    const double start = begin(stream);
-    base->residual_norm_backward(stream, d_sum, overwrite, d_branch, d_gain, d_bias, d_normed, sum, mean,
-                                 rstd, gain, rows, C, dropout);
-    end(stream, start, NORM_BACKWARD, 0, ((overwrite ? 3 : 4) + (d_branch ? 1 : 0)) * acts(rows, C));
-}
-static void linear_forward(Stream *stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w,
-                           const act_t *b, size_t rows, size_t in, size_t out) {
-    const double start = begin(stream);
-    base->linear_forward(stream, y, gelu_y, x, w, b, rows, in, out);
-    end(stream, start, LINEAR_FORWARD, 2.0 * (double)rows * (double)in * (double)out, 0);
-}
-static void linear_backward(Stream *stream, act_t *dx, float *dw, float *db, const act_t *dy, const act_t *x,
-                            const act_t *w, const act_t *pre, size_t rows, size_t in, size_t out) {
-    const double start = begin(stream);
-    base->linear_backward(stream, dx, dw, db, dy, x, w, pre, rows, in, out);
-    end(stream, start, LINEAR_BACKWARD, 4.0 * (double)rows * (double)in * (double)out, 0);
-}
-static void rotary(Stream *stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-                   bool inverse) {
-    const double start = begin(stream);
-    base->rotary(stream, qkv, B, T, H, D, first_position, inverse);
-    end(stream, start, ROTARY, 0, 4 * acts(B * T, H * D));
-}
-static void head_loss(Stream *stream, StepState *state, act_t *d_hidden, float *d_wte, const act_t *hidden,
-                      const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V,
-                      float grad_scale, void *scratch) {
-    const double start = begin(stream);
-    base->head_loss(stream, state, d_hidden, d_wte, hidden, wte, targets, rows, C, V, grad_scale, scratch);
-    end(stream, start, HEAD, 6.0 * (double)rows * (double)C * (double)V, 0);
-}
-static void gradient_norm(Stream *stream, StepState *state, const float *gradients, const ParamSpan *spans,
-                          size_t n_spans, float clip) {
-    const double start = begin(stream);
-    base->gradient_norm(stream, state, gradients, spans, n_spans, clip);
-    double floats = 0;
-    for (size_t i = 0; i < n_spans; i++) floats += (double)spans[i].count;
-    end(stream, start, UPDATE, 0, 4 * floats);
-}
-static void adamw(Stream *stream, StepState *state, float *weights, act_t *work, const float *gradients,
-                  float *m, float *v, const ParamSpan *spans, size_t n_spans, AdamW settings) {
-    const double start = begin(stream);
-    base->adamw(stream, state, weights, work, gradients, m, v, spans, n_spans, settings);
-    double floats = 0;
-    for (size_t i = 0; i < n_spans; i++) floats += (double)spans[i].count;
-    end(stream, start, UPDATE, 0, (28 + (work ? (double)base->act_size : 0)) * floats);
-}
-static double attention_flops(const AttentionCall *call) {
-    return 2.0 * (double)(call->B * call->H * call->D) * (double)call->T * (double)call->T;
-}
-static void attention_forward(const AttentionCall *call) {
-    const double start = begin(call->stream);
-    base_attention->forward(call);
-    end(call->stream, start, ATTENTION_FORWARD, attention_flops(call), 0);
-}
-static void attention_backward(const AttentionCall *call) {
-    const double start = begin(call->stream);
-    base_attention->backward(call);
-    end(call->stream, start, ATTENTION_BACKWARD, 2.5 * attention_flops(call), 0);
-}
 
 /* ---- the command line ---- */
 static bool parse(int argc, char **argv, Settings *s, Error *err) {
@@ -156,8 +47,8 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
                  {"--position", NULL, &s->position}, {"--layers", &s->layers, NULL},
                  {"--heads", &s->heads, NULL},       {"--channels", &s->channels, NULL},
                  {"--ctx", &s->ctx, NULL},           {"--vocab", &s->vocab, NULL},
-                 {"--batch", &s->batch, NULL},       {"--steps", &s->steps, NULL},
-                 {"--threads", &s->threads, NULL}};
+                 {"--batch", &s->batch, NULL},       {"--micro", &s->micro, NULL},
+                 {"--steps", &s->steps, NULL},       {"--threads", &s->threads, NULL}};
     for (int i = 1; i < argc; i += 2) {
         size_t f = 0;
         while (f < sizeof flags / sizeof flags[0] && strcmp(argv[i], flags[f].flag) != 0) f++;
@@ -176,6 +67,7 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
         *flags[f].number = (size_t)number;
     }
     if (s->batch < 1 || s->steps < 1) return error_set(err, "--batch and --steps must be at least 1");
+    if (s->micro == 0 || s->micro > s->batch) s->micro = s->batch;
     if (strcmp(s->position, "learned") != 0 && strcmp(s->position, "rotary") != 0)
         return error_set(err, "--position is learned or rotary, not \"%s\"", s->position);
     return true;
@@ -192,33 +84,327 @@ static const Ops *find_ops(const char *device) {
     return NULL;
 }
 
-static void step(Gpt *gpt, const Settings *s, const int32_t *tokens, uint64_t number) {
+/* ---- the device: its libraries' products and copies alone ---- */
+typedef struct Bench {
+    const Settings *settings;
+    const Ops *ops;
+    Stream *stream;
+    size_t buffer_bytes;
+    void *a, *b, *c; /* of the products and copies, on the device */
+} Bench;
+
+static bool on_cpu(const Bench *bench) {
+    return bench->ops == &ops_cpu;
+}
+
+/* C = op(A) op(B): (m, n) from (m, k) and (k, n), as activations; with `sums` in fp32, added to what is there. */
+typedef struct Product {
+    bool transpose_a, transpose_b, sums;
+    size_t m, n, k;
+} Product;
+
+static void multiply(const Bench *bench, const Product *p) {
+    const size_t lda = p->transpose_a ? p->m : p->k, ldb = p->transpose_b ? p->k : p->n;
+    if (on_cpu(bench)) {
+        sgemm(p->transpose_a, p->transpose_b, p->m, p->n, p->k, 1, (const float *)bench->a, lda,
+              (const float *)bench->b, ldb, p->sums ? 1 : 0, (float *)bench->c, p->n);
+        return;
+    }
+#ifdef USE_CUDA
+    const cudaDataType_t type = bench->ops->act_size == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
+    const Matmul matmul = {.transpose_a = p->transpose_a,
+                           .transpose_b = p->transpose_b,
+                           .m = p->m,
+                           .n = p->n,
+                           .k = p->k,
+                           .alpha = 1,
+                           .beta = p->sums ? 1 : 0,
+                           .in = type,
+                           .out = p->sums ? CUDA_R_32F : type,
+                           .a = bench->a,
+                           .b = bench->b,
+                           .c = bench->c,
+                           .lda = lda,
+                           .ldb = ldb,
+                           .ldc = p->n,
+                           .batch = 1};
+    cuda_matmul(bench->stream, &matmul);
+#endif
+}
+
+static void copy(const Bench *bench) {
+    if (on_cpu(bench)) memcpy(bench->c, bench->a, bench->buffer_bytes);
+#ifdef USE_CUDA
+    else
+        CUDA_CHECK(cudaMemcpyAsync(bench->c, bench->a, bench->buffer_bytes, cudaMemcpyDeviceToDevice,
+                                   bench->stream->stream));
+#endif
+}
+
+/* Seconds of one product, or with NULL of one copy. */
+static double sustained(const Bench *bench, const Product *product) {
+    for (size_t times = 1;; times *= 2) {
+        bench->ops->mark(bench->stream, 0);
+        for (size_t i = 0; i < times; i++) {
+            if (product) multiply(bench, product);
+            else copy(bench);
+        }
+        bench->ops->mark(bench->stream, 1);
+        const double seconds = bench->ops->seconds_between(bench->stream, 0, 1);
+        if (seconds > 0.25) return seconds / (double)times;
+    }
+}
+
+/* Random numbers, since a GPU takes less power, and so a higher clock, over zeros. */
+static void fill(const Bench *bench, void *memory) {
+    enum { COUNT = 1 << 20 };
+    const size_t size = bench->ops->act_size, block = COUNT * size;
+    float *numbers = (float *)xmalloc(COUNT * sizeof *numbers);
+    uint8_t *bytes = (uint8_t *)xmalloc(block);
+    Rng rng = rng_start(3, 0);
+    for (size_t i = 0; i < COUNT; i++) {
+        numbers[i] = (float)rng_normal(&rng);
+        memcpy(bytes + i * size, (uint8_t *)&numbers[i] + sizeof(float) - size,
+               size); /* bf16: the upper half */
+    }
+    for (size_t at = 0; at < bench->buffer_bytes; at += block)
+        bench->ops->upload(bench->stream, (uint8_t *)memory + at, bytes,
+                           bench->buffer_bytes - at < block ? bench->buffer_bytes - at : block);
+    free(bytes), free(numbers);
+}
+
+typedef struct Floors {
+    double seconds[KINDS]; /* of a step: LINEAR_FORWARD, LINEAR_BACKWARD, HEAD */
+    double input_gradients, weight_gradients, forward_flops, copy_rate; /* seconds; FLOP/s; bytes/s */
+} Floors;
+
+static size_t padded(size_t V) {
+    return (V + GPT_VOCAB_PADDING - 1) / GPT_VOCAB_PADDING * GPT_VOCAB_PADDING;
+}
+
+static bool find_floors(Bench *bench, Floors *floors, Error *err) {
+    const Settings *s = bench->settings;
+    const size_t rows = s->micro * s->ctx, C = s->channels, V = padded(s->vocab);
+    const size_t head_rows = rows < HEAD_ROWS ? rows : HEAD_ROWS;
+    const size_t sizes[] = {rows * 4 * C, head_rows * V, 2 * V * C, 8 * C * C}; /* 2, 8: weights in fp32 */
+    size_t elements = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        elements = sizes[i] > elements ? sizes[i] : elements;
+    bench->buffer_bytes = elements * bench->ops->act_size;
+    const size_t least = on_cpu(bench) ? (size_t)64 << 20 : (size_t)256 << 20; /* more than a cache holds */
+    if (bench->buffer_bytes < least) bench->buffer_bytes = least;
+    void **const buffers[] = {&bench->a, &bench->b, &bench->c};
+    bool done = true;
+    for (int i = 0; i < 3 && done; i++) {
+        *buffers[i] = bench->ops->allocate(bench->stream, bench->buffer_bytes, err);
+        done = *buffers[i] != NULL;
+    }
+    if (done) {
+        fill(bench, bench->a), fill(bench, bench->b);
+        /* A step takes each of them this often. */
+        const double layers = (double)s->layers * (double)s->batch / (double)s->micro;
+        const double chunks = (double)(s->batch * s->ctx) / (double)head_rows;
+        const size_t shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; /* in, out */
+        double flops = 0;
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            const size_t in = shapes[i][0], out = shapes[i][1];
+            const Product forward = {.m = rows, .n = out, .k = in};
+            const Product inputs = {.transpose_b = true, .m = rows, .n = in, .k = out};
+            const Product weights = {.transpose_a = true, .m = in, .n = out, .k = rows, .sums = true};
+            floors->seconds[LINEAR_FORWARD] += layers * sustained(bench, &forward);
+            floors->input_gradients += layers * sustained(bench, &inputs);
+            floors->weight_gradients += layers * sustained(bench, &weights);
+            flops += layers * 2 * (double)rows * (double)in * (double)out;
+        }
+        floors->seconds[LINEAR_BACKWARD] = floors->input_gradients + floors->weight_gradients;
+        floors->forward_flops = flops / floors->seconds[LINEAR_FORWARD];
+        const Product head[] = {{.transpose_b = true, .m = head_rows, .n = V, .k = C},
+                                {.m = head_rows, .n = C, .k = V},
+                                {.transpose_a = true, .m = V, .n = C, .k = head_rows, .sums = true}};
+        for (int i = 0; i < 3; i++) floors->seconds[HEAD] += chunks * sustained(bench, &head[i]);
+        floors->copy_rate = 2 * (double)bench->buffer_bytes / sustained(bench, NULL);
+    }
+    for (int i = 0; i < 3; i++)
+        if (*buffers[i]) bench->ops->release(bench->stream, *buffers[i]);
+    return done;
+}
+
+/* ---- training ---- */
+static void step(Gpt *gpt, const Settings *s, const int32_t *ids, uint64_t number) {
     gpt_step_begin(gpt, number, 1e-4f);
-    gpt_forward_backward(gpt, tokens, tokens + 1, s->batch, 0, s->batch * s->ctx);
+    for (size_t b = 0; b < s->batch; b += s->micro)
+        gpt_forward_backward(gpt, ids + b * s->ctx, ids + b * s->ctx + 1,
+                             s->batch - b < s->micro ? s->batch - b : s->micro, b, s->batch * s->ctx);
     gpt_step_end(gpt,
                  (AdamW){.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1});
 }
 
-static void print_kinds(double step_seconds) {
-    double all = 0;
-    for (int k = 0; k < KINDS; k++) all += spent[k].seconds / PROFILED;
-    printf("\n%10s %7s  %s\n", "ms a step", "share", "kind (one at a time)");
-    for (int k = 0; k < KINDS; k++) {
-        if (spent[k].seconds <= 0) continue;
-        const double seconds = spent[k].seconds / PROFILED;
-        printf("%10.2f %6.1f%%  %-28s", 1e3 * seconds, 100 * seconds / all, kind_names[k]);
-        if (spent[k].flops > 0) printf("%9.1f TFLOP/s", spent[k].flops / spent[k].seconds / 1e12);
-        else printf("%9.0f GB/s", spent[k].bytes / spent[k].seconds / 1e9);
-        printf("\n");
+typedef struct Result {
+    MemoryPlan plan;
+    size_t held, in_use, total; /* bytes of the device: by the model, by all, that it has; 0: not known */
+    double seconds, loss;       /* of a step */
+    Spent spent[KINDS];         /* of PROFILED_STEPS */
+    double profiled;            /* seconds from the begin of these to their end */
+    double evaluation;          /* tokens/s */
+    struct {
+        double all, network;
+    } generation[2]; /* tokens/s of one story, of STORIES */
+} Result;
+
+static void memory_of(const Bench *bench, size_t *in_use, size_t *total) {
+    size_t free_bytes = 0;
+    *total = 0;
+    if (bench->ops->memory) bench->ops->memory(bench->stream, &free_bytes, total);
+    *in_use = *total - free_bytes;
+}
+
+static bool train(const Bench *bench, const GptSetup *setup, const int32_t *ids, Result *result, Error *err) {
+    const Settings *s = bench->settings;
+    size_t before = 0;
+    memory_of(bench, &before, &result->total);
+    Gpt *gpt = gpt_plan(setup, &result->plan, err) ? gpt_new(setup, err) : NULL;
+    if (!gpt) return false;
+    gpt_init_weights(gpt, 1);
+    uint64_t number = 0;
+    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
+    gpt_step_state(gpt); /* waits */
+    memory_of(bench, &result->in_use, &result->total);
+    result->held = result->in_use - before;
+
+    for (int pass = 0; pass < 2; pass++) { /* the first makes the marks */
+        profile_start();
+        for (int i = 0; i < PROFILED_STEPS; i++) step(gpt, s, ids, number++);
+        result->profiled = profile_stop(result->spent);
     }
-    printf("%10.2f          sum; a step in training takes %.2f ms\n", 1e3 * all, 1e3 * step_seconds);
+
+    gpt_record(gpt, true); /* as in training, once its first steps are over */
+    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
+    gpt_step_state(gpt);
+    const double start = seconds_now();
+    for (size_t i = 0; i < s->steps; i++) step(gpt, s, ids, number++);
+    const StepState state = gpt_step_state(gpt);
+    result->seconds = (seconds_now() - start) / (double)s->steps;
+    result->loss = state.loss_sum / (double)(s->batch * s->ctx);
+
+    double evaluated = 0;
+    for (int pass = 0; pass < 2; pass++) { /* the first warms up */
+        const size_t times = pass ? s->steps : WARM_UP;
+        const double begun = seconds_now();
+        gpt_evaluate_begin(gpt);
+        for (size_t i = 0; i < times; i++) gpt_evaluate(gpt, ids, ids + 1, s->micro);
+        evaluated = gpt_evaluate_sum(gpt);
+        result->evaluation = (double)(times * s->micro * s->ctx) / (seconds_now() - begun);
+    }
+    gpt_free(gpt);
+    return (isfinite(state.loss_sum) && isfinite(evaluated)) || error_set(err, "the loss is not finite");
+}
+
+/* ---- generation ---- */
+static void take_token(void *user, size_t sequence, uint32_t token) {
+    size_t *count = (size_t *)user;
+    (void)sequence, (void)token;
+    *count += 1;
+}
+
+static bool write_stories(const Bench *bench, GptSetup setup, Result *result, Error *err) {
+    const size_t V = setup.config.vocab, T = setup.config.ctx, tokens = T < 257 ? T - 1 : 256;
+    setup.training = false, setup.B = 1, setup.cache_B = STORIES;
+    Gpt *gpt = gpt_new(&setup, err);
+    if (!gpt) return false;
+    gpt_init_weights(gpt, 1);
+    float *logits = (float *)xmalloc(STORIES * V * sizeof *logits);
+    int32_t next[STORIES] = {0};
+    const uint32_t prompt = 0, never = (uint32_t)V;
+    const SampleSettings sampling = {.temperature = 0.8f, .top_p = 1, .seed = 1};
+    for (int i = 0; i < 2; i++) {
+        const size_t n = i ? STORIES : 1;
+        for (int pass = 0; pass < 2; pass++) { /* the first warms up */
+            const size_t times = pass ? tokens : (tokens < 8 ? tokens : 8);
+            size_t count = 0;
+            double start = seconds_now();
+            generate(gpt, &prompt, 1, n, 0, times, never, &sampling, take_token, &count);
+            result->generation[i].all = (double)count / (seconds_now() - start);
+            gpt_cache_reset(gpt);
+            start = seconds_now();
+            for (size_t t = 0; t < times; t++) gpt_cache_extend(gpt, next, n, 1, logits);
+            result->generation[i].network = (double)(n * times) / (seconds_now() - start);
+        }
+    }
+    bench->ops->synchronize(bench->stream);
+    free(logits);
+    gpt_free(gpt);
+    return true;
+}
+
+/* ---- the report ---- */
+static double floor_of(Kind kind, const Spent *spent, const Floors *floors) {
+    if (floors->seconds[kind] > 0) return floors->seconds[kind];
+    return spent->flops / PROFILED_STEPS / floors->forward_flops +
+           spent->bytes / PROFILED_STEPS / floors->copy_rate;
+}
+
+static void print_kinds(const Result *result, const Floors *floors) {
+    double all = 0, all_floors = 0;
+    printf("\n%10s %10s %7s %7s  %s\n", "ms a step", "floor ms", "ratio", "share", "kind");
+    for (Kind k = 0; k < KINDS; k++) all += result->spent[k].seconds / PROFILED_STEPS;
+    for (Kind k = 0; k < KINDS; k++) {
+        const Spent *spent = &result->spent[k];
+        if (spent->seconds <= 0) continue;
+        const double seconds = spent->seconds / PROFILED_STEPS, least = floor_of(k, spent, floors);
+        all_floors += least;
+        printf("%10.2f %10.2f %7.2f %6.1f%%  %-28s", 1e3 * seconds, 1e3 * least, seconds / least,
+               100 * seconds / all, kind_names[k]);
+        if (spent->flops > 0) printf("%9.1f TFLOP/s\n", spent->flops / spent->seconds / 1e12);
+        else printf("%9.0f GB/s\n", spent->bytes / spent->seconds / 1e9);
+    }
+    const double profiled = result->profiled / PROFILED_STEPS;
+    printf("%10.2f %10.2f %7.2f          sum\n", 1e3 * all, 1e3 * all_floors, all / all_floors);
+    printf("%10.2f                             between them, of a profiled step's %.2f\n",
+           1e3 * (profiled - all), 1e3 * profiled);
+    printf("%10.2f %10.2f %7.2f          a step in training\n", 1e3 * result->seconds, 1e3 * all_floors,
+           result->seconds / all_floors);
+    printf("floors: forward products %.1f TFLOP/s; backward %.2f ms for inputs, %.2f ms for weights; copy "
+           "%.0f GB/s\n",
+           floors->forward_flops / 1e12, 1e3 * floors->input_gradients, 1e3 * floors->weight_gradients,
+           floors->copy_rate / 1e9);
+}
+
+static void print_report(const Bench *bench, const GptConfig *config, const char *attention,
+                         const Result *result, const Floors *floors) {
+    const Settings *s = bench->settings;
+    const double rate = (double)(s->batch * s->ctx) / result->seconds;
+    char device[160];
+    bench->ops->describe(bench->stream, device, sizeof device);
+    printf("tokens/s %.0f\n", rate);
+    printf("%s: %s; attention %s\n", bench->ops->name, device, attention);
+    printf("%zu x %zu, %zu heads, V %zu, %s positions; B %zu, %zu at once, T %zu; %.1fM parameters\n",
+           s->layers, s->channels, s->heads, s->vocab, s->position, s->batch, s->micro, s->ctx,
+           (double)gpt_parameter_count(config) / 1e6);
+    const double flops = rate * gpt_flops_per_token(config),
+                 peak = bench->ops->peak_flops ? bench->ops->peak_flops(bench->stream) : 0;
+    printf("%.2f ms a step, %.1f model TFLOP/s", 1e3 * result->seconds, flops / 1e12);
+    if (peak > 0) printf(", MFU %.1f %% of %.1f", 100 * flops / peak, peak / 1e12);
+    printf("; loss %.4f\n", result->loss);
+    printf("evaluation %.0f tokens/s\n", result->evaluation);
+    for (int i = 0; i < 2; i++)
+        printf("generation, %2d at once: %.0f tokens/s; the network alone %.0f\n", i ? STORIES : 1,
+               result->generation[i].all, result->generation[i].network);
+    printf("\nmemory planned: %.2f GiB", (double)result->plan.total / 0x1p30);
+    if (result->total)
+        printf("; after the warm-up the device has given %.2f (%+.1f %%), and %.2f of %.2f are in use",
+               (double)result->held / 0x1p30, 100 * ((double)result->held / (double)result->plan.total - 1),
+               (double)result->in_use / 0x1p30, (double)result->total / 0x1p30);
+    printf("\n");
+    for (size_t i = 0; i < result->plan.rows; i++)
+        printf("%10.2f GiB  %s\n", (double)result->plan.row[i].bytes / 0x1p30, result->plan.row[i].purpose);
+    print_kinds(result, floors);
 }
 
 static bool run(const Settings *s, Error *err) {
-    base = find_ops(s->device);
-    if (!base) return error_set(err, "this build has no device %s", s->device);
-    Stream *stream = base->open((int)s->threads, err);
-    if (!stream) return false;
+    Bench bench = {.settings = s, .ops = find_ops(s->device)};
+    if (!bench.ops) return error_set(err, "this build has no device %s", s->device);
+    bench.stream = bench.ops->open((int)s->threads, err);
+    if (!bench.stream) return false;
     GptSetup setup = {
         .config = {.layers = s->layers,
                    .heads = s->heads,
@@ -226,71 +412,37 @@ static bool run(const Settings *s, Error *err) {
                    .ctx = s->ctx,
                    .vocab = s->vocab,
                    .position = strcmp(s->position, "rotary") == 0 ? POSITION_ROTARY : POSITION_LEARNED},
-        .stream = stream,
-        .B = s->batch,
+        .ops = bench.ops,
+        .stream = bench.stream,
+        .B = s->micro,
         .training = true,
-        .deterministic = true,
         .seed = 1};
-    if (!gpt_check_config(&setup.config, err)) return false;
+    bool done = gpt_check_config(&setup.config, err);
+    if (done && s->ctx < 2) done = error_set(err, "--ctx must be at least 2");
     const AttentionShape shape = {
-        .B = s->batch, .T = s->ctx, .H = s->heads, .D = s->channels / s->heads, .training = true};
-    base_attention = attention_find(s->attention, base->name, &shape, err);
-    if (!base_attention) return false;
-    Ops ops = *base;
-    ops.embedding_forward = embedding_forward, ops.embedding_backward = embedding_backward;
-    ops.residual_norm_forward = residual_norm_forward, ops.residual_norm_backward = residual_norm_backward;
-    ops.linear_forward = linear_forward, ops.linear_backward = linear_backward, ops.rotary = rotary;
-    ops.head_loss = head_loss, ops.gradient_norm = gradient_norm, ops.adamw = adamw;
-    Attention attention = *base_attention;
-    attention.forward = attention_forward, attention.backward = attention_backward;
-    setup.ops = &ops, setup.attention = &attention;
+        .B = s->micro, .T = s->ctx, .H = s->heads, .D = done ? s->channels / s->heads : 0, .training = true};
+    setup.attention = done ? attention_find(s->attention, bench.ops->name, &shape, err) : NULL;
+    done = setup.attention != NULL;
 
-    MemoryPlan plan;
-    Gpt *gpt = gpt_plan(&setup, &plan, err) ? gpt_new(&setup, err) : NULL;
-    if (!gpt) return false;
-    gpt_init_weights(gpt, 1);
     const size_t tokens = s->batch * s->ctx;
     int32_t *ids = (int32_t *)xmalloc((tokens + 1) * sizeof *ids);
     Rng rng = rng_start(1, 1);
-    for (size_t i = 0; i <= tokens; i++) ids[i] = (int32_t)rng_below(&rng, s->vocab);
-
-    uint64_t number = 0;
-    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
-    gpt_step_state(gpt); /* waits */
-    const double start = seconds_now();
-    for (size_t i = 0; i < s->steps; i++) step(gpt, s, ids, number++);
-    const StepState state = gpt_step_state(gpt);
-    const double seconds = (seconds_now() - start) / (double)s->steps, rate = (double)tokens / seconds;
-    profiling = true;
-    for (int i = 0; i < PROFILED; i++) step(gpt, s, ids, number++);
-    gpt_step_state(gpt);
-
-    char device[160];
-    base->describe(stream, device, sizeof device);
-    printf("tokens/s %.0f\n", rate);
-    printf("%s: %s; attention %s\n", base->name, device, base_attention->name);
-    printf("%zu x %zu, %zu heads, V %zu, %s positions; B %zu, T %zu; %.1fM parameters\n", s->layers,
-           s->channels, s->heads, s->vocab, s->position, s->batch, s->ctx,
-           (double)gpt_parameter_count(&setup.config) / 1e6);
-    const double flops = rate * gpt_flops_per_token(&setup.config),
-                 peak = base->peak_flops ? base->peak_flops(stream) : 0;
-    printf("%.2f ms a step, %.1f model TFLOP/s", 1e3 * seconds, flops / 1e12);
-    if (peak > 0) printf(" (MFU %.1f %%)", 100 * flops / peak);
-    printf(", loss %.4f\n", state.loss_sum / (double)tokens);
-    printf("memory planned: %.2f GiB", (double)plan.total / 0x1p30);
-    if (base->memory) {
-        size_t free_bytes = 0, total = 0;
-        base->memory(stream, &free_bytes, &total);
-        printf(", in use on the device: %.2f GiB", (double)(total - free_bytes) / 0x1p30);
+    for (size_t i = 0; i <= tokens && done; i++) ids[i] = (int32_t)rng_below(&rng, s->vocab);
+    Result result = {.seconds = 0};
+    Floors floors = {.copy_rate = 0};
+    if (done) {
+        Ops ops;
+        Attention attention;
+        GptSetup profiled = setup;
+        profile_wrap(setup.ops, setup.attention, &ops, &attention);
+        profiled.ops = &ops, profiled.attention = &attention;
+        done = train(&bench, &profiled, ids, &result, err);
     }
-    printf("\n");
-    for (size_t i = 0; i < plan.rows; i++)
-        printf("%10.2f GiB  %s\n", (double)plan.row[i].bytes / 0x1p30, plan.row[i].purpose);
-    print_kinds(seconds);
+    done = done && write_stories(&bench, setup, &result, err) && find_floors(&bench, &floors, err);
+    if (done) print_report(&bench, &setup.config, setup.attention->name, &result, &floors);
     free(ids);
-    gpt_free(gpt);
-    base->close(stream);
-    return isfinite(state.loss_sum) || error_set(err, "the loss is not finite");
+    bench.ops->close(bench.stream);
+    return done;
 }
 
 int main(int argc, char **argv) {

@@ -17,6 +17,7 @@
 #include "../model/gpt.h"
 #include "../sgemm.h"
 #include "../simd.h"
+#include "profile_ops.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -70,143 +71,6 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
     return true;
 }
 
-/* ---- operations with a clock ---- */
-
-typedef enum Kind {
-    EMBEDDING,
-    NORM,
-    LINEAR_FORWARD,
-    LINEAR_BACKWARD,
-    ROTARY,
-    ATTENTION_FORWARD,
-    ATTENTION_BACKWARD,
-    HEAD,
-    CLIP,
-    UPDATE,
-    OTHER,
-    KINDS
-} Kind;
-
-static const char *const kind_names[KINDS] = {
-    "embedding",          "residual and norm",   "linear, forward", "linear, backward", "rotary",
-    "attention, forward", "attention, backward", "head and loss",   "gradient norm",    "AdamW",
-    "zero, copies"};
-
-/* What the clocked operations stand before, and what they found. */
-static struct {
-    const Ops *ops;
-    const Attention *attention;
-    double begun, seconds[KINDS], flops[KINDS];
-} clocked;
-
-static void clock_start(void) {
-    clocked.begun = seconds_now();
-}
-
-static void clock_stop(Kind kind, double flops) {
-    clocked.seconds[kind] += seconds_now() - clocked.begun;
-    clocked.flops[kind] += flops;
-}
-
-/* An operation of ops.h with a clock: its parameters, the same as arguments, and the FLOPs of its products. */
-#define CLOCKED(operation, kind, parameters, arguments, flops) \
-    static void clocked_##operation parameters {               \
-        clock_start();                                         \
-        clocked.ops->operation arguments;                      \
-        clock_stop(kind, flops);                               \
-    }
-
-static double product(size_t a, size_t b, size_t c) {
-    return 2.0 * (double)a * (double)b * (double)c;
-}
-
-CLOCKED(upload, OTHER, (Stream * stream, void *device, const void *host, size_t bytes),
-        (stream, device, host, bytes), 0)
-CLOCKED(zero, OTHER, (Stream * stream, void *device, size_t bytes), (stream, device, bytes), 0)
-CLOCKED(embedding_forward, EMBEDDING,
-        (Stream * stream, act_t *x, const int32_t *tokens, const act_t *wte, const act_t *wpe, size_t B,
-         size_t T, size_t C, size_t first_position, Dropout dropout),
-        (stream, x, tokens, wte, wpe, B, T, C, first_position, dropout), 0)
-CLOCKED(embedding_backward, EMBEDDING,
-        (Stream * stream, float *d_wte, float *d_wpe, const act_t *dx, const int32_t *tokens, size_t B,
-         size_t T, size_t C, Dropout dropout),
-        (stream, d_wte, d_wpe, dx, tokens, B, T, C, dropout), 0)
-CLOCKED(residual_norm_forward, NORM,
-        (Stream * stream, act_t *sum, act_t *normed, float *mean, float *rstd, const act_t *residual,
-         const act_t *branch, const act_t *gain, const act_t *bias, size_t rows, size_t C, Dropout dropout),
-        (stream, sum, normed, mean, rstd, residual, branch, gain, bias, rows, C, dropout), 0)
-CLOCKED(residual_norm_backward, NORM,
-        (Stream * stream, act_t *d_sum, bool overwrite, act_t *d_branch, float *d_gain, float *d_bias,
-         const act_t *d_normed, const act_t *sum, const float *mean, const float *rstd, const act_t *gain,
-         size_t rows, size_t C, Dropout dropout),
-        (stream, d_sum, overwrite, d_branch, d_gain, d_bias, d_normed, sum, mean, rstd, gain, rows, C,
-         dropout),
-        0)
-CLOCKED(linear_forward, LINEAR_FORWARD,
-        (Stream * stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w, const act_t *b,
-         size_t rows, size_t in, size_t out),
-        (stream, y, gelu_y, x, w, b, rows, in, out), product(rows, in, out))
-CLOCKED(linear_backward, LINEAR_BACKWARD,
-        (Stream * stream, act_t *dx, float *dw, float *db, const act_t *dy, const act_t *x, const act_t *w,
-         const act_t *pre, size_t rows, size_t in, size_t out),
-        (stream, dx, dw, db, dy, x, w, pre, rows, in, out), 2 * product(rows, in, out))
-CLOCKED(rotary, ROTARY,
-        (Stream * stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-         bool inverse),
-        (stream, qkv, B, T, H, D, first_position, inverse), 0)
-CLOCKED(head_loss, HEAD,
-        (Stream * stream, StepState *state, act_t *d_hidden, float *d_wte, const act_t *hidden,
-         const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V, float grad_scale,
-         void *scratch),
-        (stream, state, d_hidden, d_wte, hidden, wte, targets, rows, C, V, grad_scale, scratch),
-        3 * product(rows, C, V))
-CLOCKED(gradient_norm, CLIP,
-        (Stream * stream, StepState *state, const float *gradients, const ParamSpan *spans, size_t n_spans,
-         float clip),
-        (stream, state, gradients, spans, n_spans, clip), 0)
-CLOCKED(adamw, UPDATE,
-        (Stream * stream, StepState *state, float *weights, act_t *work, const float *gradients, float *m,
-         float *v, const ParamSpan *spans, size_t n_spans, AdamW settings),
-        (stream, state, weights, work, gradients, m, v, spans, n_spans, settings), 0)
-
-/* Q K^T and P V, half of each. */
-static double attention_flops(const AttentionCall *call) {
-    return product(call->B * call->H * call->T, call->T, call->D);
-}
-
-static void clocked_forward(const AttentionCall *call) {
-    clock_start();
-    clocked.attention->forward(call);
-    clock_stop(ATTENTION_FORWARD, attention_flops(call));
-}
-
-static void clocked_backward(const AttentionCall *call) {
-    clock_start();
-    clocked.attention->backward(call);
-    clock_stop(ATTENTION_BACKWARD, 2.5 * attention_flops(call));
-}
-
-static Ops with_clocks(const Ops *ops) {
-    Ops outer = *ops;
-    clocked.ops = ops;
-    outer.upload = clocked_upload, outer.zero = clocked_zero;
-    outer.embedding_forward = clocked_embedding_forward,
-    outer.embedding_backward = clocked_embedding_backward;
-    outer.residual_norm_forward = clocked_residual_norm_forward;
-    outer.residual_norm_backward = clocked_residual_norm_backward;
-    outer.linear_forward = clocked_linear_forward, outer.linear_backward = clocked_linear_backward;
-    outer.rotary = clocked_rotary, outer.head_loss = clocked_head_loss;
-    outer.gradient_norm = clocked_gradient_norm, outer.adamw = clocked_adamw;
-    return outer;
-}
-
-static Attention attention_with_clocks(const Attention *attention) {
-    Attention outer = *attention;
-    clocked.attention = attention;
-    outer.forward = clocked_forward, outer.backward = clocked_backward;
-    return outer;
-}
-
 /* ---- measuring ---- */
 
 enum { WARM_UP = 2 };
@@ -236,7 +100,7 @@ static double sgemm_flops(void) {
         times[n] = seconds_now() - t;
     }
     free(a);
-    return product(N, N, N) / median(times, n);
+    return 2.0 * N * N * N / median(times, n);
 }
 
 typedef struct Result {
@@ -245,8 +109,9 @@ typedef struct Result {
     size_t held, peak; /* VmRSS and VmHWM after the steps, bytes */
 } Result;
 
-/* `steps` steps after the warm-up, on the same random tokens, with whatever ops and attention `setup` has. */
-static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Error *err) {
+/* `steps` steps after the warm-up, on the same random tokens, with whatever ops and attention `setup` has; these
+ * are profiled ones where `spent` is not NULL. */
+static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Spent *spent, Error *err) {
     const size_t rows = setup->B * setup->config.ctx;
     Gpt *gpt = gpt_new(setup, err);
     if (!gpt) return false;
@@ -258,10 +123,7 @@ static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Erro
     gpt_init_weights(gpt, 1);
     StepState state = {0};
     for (size_t step = 0; step < WARM_UP + steps; step++) {
-        if (step == WARM_UP) {
-            memset(clocked.seconds, 0, sizeof clocked.seconds);
-            memset(clocked.flops, 0, sizeof clocked.flops);
-        }
+        if (step == WARM_UP && spent) profile_start();
         const double begun = seconds_now();
         gpt_step_begin(gpt, step, 1e-4f);
         gpt_forward_backward(gpt, tokens, tokens + rows, setup->B, 0, rows);
@@ -273,6 +135,7 @@ static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Erro
                        .loss = state.loss_sum / (double)rows,
                        .held = memory_now(),
                        .peak = memory_peak()};
+    if (spent) profile_stop(spent);
     const bool finite = !state.skip;
     free(times);
     free(tokens);
@@ -288,6 +151,7 @@ typedef struct Report {
     MemoryPlan plan;
     double sgemm_before, sgemm_after; /* FLOP/s */
     Result plain, clocked;
+    Spent spent[KINDS];
 } Report;
 
 static double sgemm_rate(const Report *report) {
@@ -321,21 +185,21 @@ static void print_report(const Report *report) {
                100 * ((double)plain->held / (double)report->plan.total - 1));
     printf("  %-36s %10.1f\n", "held at the peak", 1e-6 * (double)plain->peak);
 
-    printf("\n%-22s %10s %8s %10s %9s %9s\n", "a step with clocks", "ms", "share", "GFLOP/s", "of sgemm",
+    printf("\n%-29s %10s %8s %10s %9s %9s\n", "a step with clocks", "ms", "share", "GFLOP/s", "of sgemm",
            "lost ms");
     double sum = 0, lost = 0;
-    for (Kind kind = 0; kind < KINDS; kind++) sum += clocked.seconds[kind] / steps;
+    for (Kind kind = 0; kind < KINDS; kind++) sum += report->spent[kind].seconds / steps;
     for (Kind kind = 0; kind < KINDS; kind++) {
-        const double seconds = clocked.seconds[kind] / steps, flops = clocked.flops[kind] / steps;
+        const double seconds = report->spent[kind].seconds / steps, flops = report->spent[kind].flops / steps;
         char products[32] = "";
         if (flops > 0)
             snprintf(products, sizeof products, "%10.1f %8.1f%%", 1e-9 * flops / seconds,
                      100 * flops / seconds / rate);
         lost += seconds - flops / rate;
-        printf("  %-20s %10.2f %7.1f%% %20s %9.2f\n", kind_names[kind], 1e3 * seconds, 100 * seconds / sum,
+        printf("  %-27s %10.2f %7.1f%% %20s %9.2f\n", kind_names[kind], 1e3 * seconds, 100 * seconds / sum,
                products, 1e3 * (seconds - flops / rate));
     }
-    printf("  %-20s %10.2f %7.1f%% %20s %9.2f\n", "together", 1e3 * sum, 100.0, "", 1e3 * lost);
+    printf("  %-27s %10.2f %7.1f%% %20s %9.2f\n", "together", 1e3 * sum, 100.0, "", 1e3 * lost);
 }
 
 static bool write_json(const Report *report, Error *err) {
@@ -346,8 +210,8 @@ static bool write_json(const Report *report, Error *err) {
                             json_integer((json_int_t)report->plan.row[i].bytes));
     for (Kind kind = 0; kind < KINDS; kind++)
         json_array_append_new(parts, json_pack("{s:s, s:f, s:f}", "name", kind_names[kind], "ms",
-                                               1e3 * clocked.seconds[kind] / (double)s->steps, "gflop",
-                                               1e-9 * clocked.flops[kind] / (double)s->steps));
+                                               1e3 * report->spent[kind].seconds / (double)s->steps, "gflop",
+                                               1e-9 * report->spent[kind].flops / (double)s->steps));
     json_t *all = json_pack(
         "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I}, s:s, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
         "s:o, s:I, "
@@ -403,15 +267,16 @@ static bool bench(Settings *s, Error *err) {
                1e-6 * (double)gpt_parameter_count(&report.config), device, setup.attention->name);
         if (sgemm_warning()) printf("note: %s\n", sgemm_warning());
         printf("\n");
-        done = take_steps(&setup, s->steps, &report.plain, err);
+        done = take_steps(&setup, s->steps, &report.plain, NULL, err);
     }
     if (done) {
         report.sgemm_after = sgemm_flops();
-        const Ops outer_ops = with_clocks(ops);
-        const Attention outer_attention = attention_with_clocks(setup.attention);
+        Ops outer_ops;
+        Attention outer_attention;
+        profile_wrap(ops, setup.attention, &outer_ops, &outer_attention);
         GptSetup with_clock = setup;
         with_clock.ops = &outer_ops, with_clock.attention = &outer_attention;
-        done = take_steps(&with_clock, s->steps, &report.clocked, err);
+        done = take_steps(&with_clock, s->steps, &report.clocked, report.spent, err);
     }
     if (done && report.clocked.loss != report.plain.loss)
         done = error_set(err, "the same steps with clocks gave another loss: %.9g, not %.9g",

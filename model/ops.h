@@ -59,8 +59,6 @@ typedef struct AdamW {
     float beta1, beta2, epsilon, weight_decay, clip; /* clip 0: no clipping */
 } AdamW;
 
-enum { OPS_MARKS = 1024 };
-
 typedef struct Ops {
     const char *name; /* "cpu", "cuda" */
     size_t act_size;  /* bytes of an act_t */
@@ -90,7 +88,8 @@ typedef struct Ops {
     void *(*record_end)(Stream *stream);
     void (*replay)(Stream *stream, void *recording);
     void (*release_recording)(Stream *stream, void *recording);
-    /* Notes the time at which the stream has come this far, under a number below OPS_MARKS; waits for nothing. */
+    /* Notes the time at which the stream has come this far, under a number (marks are kept up to the largest one
+     * used); waits for nothing. */
     void (*mark)(Stream *stream, size_t index);
     /* Seconds from one mark to a later one, by the device's own clock; waits for the later one. */
     double (*seconds_between)(Stream *stream, size_t from, size_t to);

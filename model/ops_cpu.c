@@ -30,7 +30,8 @@ struct Stream {
     size_t partial_floats;
     float *angles; /* cos, then sin: (positions, half) each */
     size_t angle_positions, angle_half;
-    double marks[OPS_MARKS];
+    double *marks;
+    size_t n_marks;
 };
 
 static const CpuKernels *kernels(void) { return SIMD_PICK(cpu_kernels); }
@@ -50,7 +51,7 @@ static Stream *cpu_open(int threads, Error *err) {
 }
 
 static void cpu_close(Stream *stream) {
-    free(stream->partial), free(stream->angles);
+    free(stream->partial), free(stream->angles), free(stream->marks);
     free(stream);
 }
 
@@ -61,7 +62,13 @@ static void cpu_describe(Stream *stream, char *text, size_t size) {
              simd_name(simd_level()), sgemm_library());
 }
 
-static void cpu_mark(Stream *stream, size_t index) { stream->marks[index] = seconds_now(); }
+static void cpu_mark(Stream *stream, size_t index) {
+    if (index >= stream->n_marks) {
+        stream->n_marks = 2 * index + 64;
+        stream->marks = (double *)xrealloc(stream->marks, stream->n_marks * sizeof *stream->marks);
+    }
+    stream->marks[index] = seconds_now();
+}
 static double cpu_seconds_between(Stream *stream, size_t from, size_t to) {
     return stream->marks[to] - stream->marks[from];
 }

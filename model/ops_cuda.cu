@@ -18,8 +18,6 @@
 
 #include "ops.h"
 
-static_assert((int)CUDA_MARKS == (int)OPS_MARKS, "cuda_stream.h keeps what ops.h promises");
-
 enum {
     MOST_THREADS = 512,     /* of a block that works on a row */
     BLOCKS_PER_SM = 16,     /* of sums over rows: enough to hide the latency of a row after the other */

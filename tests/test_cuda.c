@@ -46,8 +46,10 @@ static const uint64_t STEP = UINT64_C(0x700000009), SEED = 31;
 typedef struct Device {
     const Ops *ops;
     Stream *stream;
-    StepState *state; /* on the device */
-    double u;         /* of its activations */
+    StepState *state;           /* on the device */
+    double u;                   /* of its activations */
+    const Attention *attention; /* of whole models; NULL: naive */
+    bool fast;                  /* they need not be bit-equal from run to run */
 } Device;
 static Device cpu, gpu32, gpu16;
 static char no_gpu[sizeof(Error)] = "this build has no CUDA";
@@ -1295,6 +1297,8 @@ static size_t find_row(const Gpt *gpt, const char *name) {
 static Gpt *model_new(const Problem *problem, const Device *device, size_t B, bool training, size_t cache_B) {
     const RefShape *shape = &problem->shape;
     Error err = {""};
+    const Attention *attention = device && device->attention ? device->attention : NULL;
+    if (!attention) attention = device ? naive_of(device) : &plain_attention;
     const GptSetup setup = {.config = {.layers = shape->L,
                                        .heads = shape->H,
                                        .channels = shape->C,
@@ -1303,11 +1307,11 @@ static Gpt *model_new(const Problem *problem, const Device *device, size_t B, bo
                                        .position = shape->rotary ? POSITION_ROTARY : POSITION_LEARNED,
                                        .dropout = (float)shape->rate},
                             .ops = device ? device->ops : &plain_ops,
-                            .attention = device ? naive_of(device) : &plain_attention,
+                            .attention = attention,
                             .stream = device ? device->stream : cpu.stream,
                             .B = B,
                             .training = training,
-                            .deterministic = true,
+                            .deterministic = !(device && device->fast),
                             .seed = shape->seed,
                             .cache_B = cache_B};
     Gpt *gpt = gpt_new(&setup, &err);
@@ -1373,12 +1377,12 @@ static void check_tensors(const Problem *problem, const double *ref, const float
     }
 }
 
-/* The GPU's loss and gradients in both precisions. The mean loss is off by at most what the worst token's
- * is. */
+/* The GPU's loss and gradients in both precisions, in bf16 with naive attention and, where it takes the shape,
+ * with both ways of flash. The mean loss is off by at most what the worst token's is. */
 static void check_gradients(const Problem *problem, size_t micro) {
     const RefShape *shape = &problem->shape;
     const size_t rows = shape->B * shape->T, n = problem->table.total;
-    double *ref64 = reference64_numbers(n), *losses64 = reference64_numbers(rows), loss32, loss16, unused;
+    double *ref64 = reference64_numbers(n), *losses64 = reference64_numbers(rows), loss32, unused;
     float *plain32 = reference32_numbers(n), *losses32 = reference32_numbers(rows);
     const double loss = reference64_gpt(shape, &problem->table, problem->parameters64, STEP, problem->tokens,
                                         problem->targets, losses64, NULL, ref64);
@@ -1397,13 +1401,23 @@ static void check_gradients(const Problem *problem, size_t micro) {
     for (size_t r = 0; r < rows && r < n_token_losses; r++)
         worst = fmax(worst, fabs(token_losses[r] - losses64[r]));
     double *ref32 = doubles_of(ours32, n);
-    float *ours16 = gradients_new(problem, &gpu16, micro, &loss16);
     const double bound16 = 2 * worst + FLOOR * U16 * largest_of(losses64, rows);
-    CHECK_MSG(fabs(loss16 - loss32) <= bound16, "bf16: loss %.9g, not %.9g (+-%.2g)", loss16, loss32,
-              bound16);
-    check_tensors(problem, ref32, plain16, ours16, U16, "bf16");
-    free(ref64), free(losses64), free(plain32), free(losses32), free(ours32), free(plain16), free(ref32),
+    static const char *const ways[] = {"bf16", "bf16, flash, deterministic", "bf16, flash"};
+    const AttentionShape heads = {
+        .B = micro, .T = shape->T, .H = shape->H, .D = shape->C / shape->H, .training = true};
+    Error reason;
+    const Attention *flash = attention_find("flash", gpu16.ops->name, &heads, &reason);
+    for (int way = 0; way < (flash ? 3 : 1); way++) {
+        Device device = gpu16;
+        device.attention = way ? flash : NULL, device.fast = way == 2;
+        double loss16;
+        float *ours16 = gradients_new(problem, &device, micro, &loss16);
+        CHECK_MSG(fabs(loss16 - loss32) <= bound16, "%s: loss %.9g, not %.9g (+-%.2g)", ways[way], loss16,
+                  loss32, bound16);
+        check_tensors(problem, ref32, plain16, ours16, U16, ways[way]);
         free(ours16);
+    }
+    free(ref64), free(losses64), free(plain32), free(losses32), free(ours32), free(plain16), free(ref32);
 }
 
 TEST(loss_and_gradients) {
