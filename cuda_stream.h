@@ -27,7 +27,7 @@ typedef struct SpanChunk SpanChunk;
 struct Stream {
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    struct cudaDeviceProp device; /* "struct": C wants it */
+    struct cudaDeviceProp device;
     size_t shared_bytes; /* shared memory a block may ask for */
     bool wait_each;      /* TRAIN_GPT_SYNC=1 */
 
