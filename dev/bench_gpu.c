@@ -4,9 +4,10 @@
  *               [--channels 768] [--ctx 1024] [--vocab 50257] [--batch 64] [--micro 0] [--steps 20]
  *               [--threads 0] [--position learned|rotary]
  *
- * The default is GPT-2's 124M. --micro: sequences at once (0: the whole batch). Random tokens; three steps warm
- * up, then --steps are timed as they run in training: nothing waits until the last. Three more are profiled:
- * an event before and after each operation, for which nobody waits, tells the time of each kind.
+ * The default is GPT-2's 124M, as the program trains without -deterministic. --micro: sequences at once (0: the
+ * whole batch). Random tokens; three steps warm up, then --steps are timed as they run in training: nothing waits
+ * until the last. Three more are profiled: an event before and after each operation, for which nobody waits,
+ * tells the time of each kind.
  *
  * Beside it stands the kind's floor, measured in the same call after the model is gone: for matrix products the
  * same ones through the library alone (forward, gradients of inputs, gradients of weights in fp32; the head's in
