@@ -204,7 +204,8 @@ static void make_plan(Stream *stream, MatmulPlan *plan, const Matmul *matmul) {
     SET_OPERATION(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     SET_OPERATION(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_DGELU};
     const cublasLtEpilogue_t epilogue = epilogues[matmul->epilogue];
     SET_OPERATION(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     const int64_t aux_stride = (int64_t)matmul->ldc;

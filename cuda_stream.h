@@ -94,9 +94,10 @@ void *cuda_scratch(Stream *stream, size_t bytes);
 /* ---- the matrix product ---- */
 typedef enum MatmulEpilogue {
     MATMUL_PLAIN,
-    MATMUL_BIAS,         /* + bias (n) */
-    MATMUL_BIAS_GELU,    /* aux = product + bias; c = GELU(aux) */
-    MATMUL_GELU_BACKWARD /* c = product * GELU'(aux) */
+    MATMUL_BIAS,           /* + bias (n) */
+    MATMUL_BIAS_GELU,      /* aux = product + bias; c = GELU(aux) */
+    MATMUL_BIAS_GELU_ONLY, /* c = GELU(product + bias) */
+    MATMUL_GELU_BACKWARD   /* c = product * GELU'(aux) */
 } MatmulEpilogue;
 
 /* C = alpha * op(A) op(B) + beta * C, row-major, op(X) = X or its transpose; op(A) is (m, k), op(B) (k, n),

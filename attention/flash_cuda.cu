@@ -283,6 +283,7 @@ __device__ static inline void store_rows(bf16 *to, size_t stride, int there, uns
                                          const float (&c)[N][4], const float (&factor)[2]) {
     typedef Tile<8 * N> Strip;
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
+    __syncwarp(); /* what the warp's lanes had to read in the strip is read */
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll

@@ -376,7 +376,6 @@ static void lay_out_generation(Gpt *gpt) {
     a->normed1 = take_acts(gpt, FOR_GENERATION, rows, C);
     a->qkv = take_acts(gpt, FOR_GENERATION, rows, 3 * C);
     a->attended = take_acts(gpt, FOR_GENERATION, rows, C);
-    a->pre = take_acts(gpt, FOR_GENERATION, rows, 4 * C);
     a->gelu = take_acts(gpt, FOR_GENERATION, rows, 4 * C);
     gpt->cache_branch = take_acts(gpt, FOR_GENERATION, rows, C);
     gpt->cache_hidden = take_acts(gpt, FOR_GENERATION, rows, C);
@@ -598,7 +597,8 @@ static void mlp_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
     ops->residual_norm_forward(stream, a->x2, a->normed2, a->mean2, a->rstd2, a->x1, gpt->branch,
                                weight(gpt, p->norm2_gain), weight(gpt, p->norm2_bias), rows, C,
                                dropout_at(gpt, pass, attention_site(l)));
-    ops->linear_forward(stream, a->pre, a->gelu, a->normed2, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C, 4 * C);
+    act_t *pre = pass->training ? a->pre : NULL; /* backward reads it */
+    ops->linear_forward(stream, pre, a->gelu, a->normed2, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C, 4 * C);
     ops->linear_forward(stream, gpt->branch, NULL, a->gelu, weight(gpt, p->down_w), weight(gpt, p->down_b), rows, 4 * C,
                         C);
 }
@@ -809,7 +809,7 @@ static void cached_forward(Gpt *gpt, size_t B, size_t n) {
                             weight(gpt, p->proj_b), rows, C, C);
         ops->residual_norm_forward(stream, x, a->normed1, NULL, NULL, x, gpt->cache_branch, weight(gpt, p->norm2_gain),
                                    weight(gpt, p->norm2_bias), rows, C, off);
-        ops->linear_forward(stream, a->pre, a->gelu, a->normed1, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C,
+        ops->linear_forward(stream, NULL, a->gelu, a->normed1, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C,
                             4 * C);
         ops->linear_forward(stream, gpt->cache_branch, NULL, a->gelu, weight(gpt, p->down_w), weight(gpt, p->down_b),
                             rows, 4 * C, C);

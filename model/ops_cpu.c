@@ -271,10 +271,10 @@ static void cpu_linear_forward(Stream *stream, act_t *y_, act_t *gelu_, const ac
     (void)stream;
     float *y = (float *)y_, *gelu = (float *)gelu_;
     const CpuKernels *k = kernels();
-    sgemm(false, false, rows, out, in, 1.0f, (const float *)x, in, (const float *)w, out, 0.0f, y, out);
+    sgemm(false, false, rows, out, in, 1.0f, (const float *)x, in, (const float *)w, out, 0.0f, y ? y : gelu, out);
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++)
-        k->bias_gelu(y + row * out, gelu ? gelu + row * out : NULL, (const float *)b, out);
+        k->bias_gelu(y ? y + row * out : NULL, gelu ? gelu + row * out : NULL, (const float *)b, out);
 }
 
 static void cpu_linear_backward(Stream *stream, act_t *dx_, float *dw, float *db, const act_t *dy_, const act_t *x,

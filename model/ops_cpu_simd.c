@@ -109,15 +109,23 @@ static void norm_backward(float *restrict d_sum, bool overwrite, float *restrict
  * x/2 (1 - tanh^2 u) u'. */
 static const float gelu_scale = 0.7978845608028654f, gelu_cubic = 0.044715f;
 
+static inline float gelu_of(float x) {
+    return 0.5f * x * (1.0f + simd_tanhf(gelu_scale * (x + gelu_cubic * x * x * x)));
+}
+
 static void bias_gelu(float *restrict y, float *restrict gelu, const float *restrict bias, size_t n) {
     if (!gelu) {
         add(y, bias, n);
         return;
     }
+    if (!y) {
+        for (size_t i = 0; i < n; i++) gelu[i] = gelu_of(gelu[i] + bias[i]);
+        return;
+    }
     for (size_t i = 0; i < n; i++) {
         const float x = y[i] + bias[i];
         y[i] = x;
-        gelu[i] = 0.5f * x * (1.0f + simd_tanhf(gelu_scale * (x + gelu_cubic * x * x * x)));
+        gelu[i] = gelu_of(x);
     }
 }
 

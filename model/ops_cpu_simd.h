@@ -21,7 +21,7 @@ typedef struct CpuKernels {
     /* d_sum (+)= the norm's part; d_gain, d_bias += this row's. */
     void (*norm_backward)(float *d_sum, bool overwrite, float *d_gain, float *d_bias, const float *d_normed,
                           const float *sum, float mean, float rstd, const float *gain, size_t C);
-    /* y += bias; with gelu not NULL, gelu = GELU(y). */
+    /* y += bias; with gelu not NULL, gelu = GELU(y); y NULL: gelu = GELU(gelu + bias). */
     void (*bias_gelu)(float *y, float *gelu, const float *bias, size_t n);
     /* dx *= GELU'(pre). */
     void (*gelu_backward)(float *dx, const float *pre, size_t n);

@@ -476,7 +476,160 @@ static void gpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, c
 
 /* ==== residual add and LayerNorm ==== */
 
-/* A block a row. Bytes: residual and branch in, sum and normed out. `cached`: the row stays in shared memory
+/* Where a row fits into the registers of a warp, V vectors a lane, a warp takes it alone: all of its loads are on
+ * their way at once, and nothing waits for other warps. Longer rows, and those that are no whole vectors, are
+ * blocks' (the kernels further down). */
+enum { NORM_WARPS = 4, MOST_VECTORS = 4 };
+
+/* Blocks of the backward kernel on an SM: as many as the registers of W activations in V vectors a lane allow. */
+static constexpr int norm_blocks(int vectors, int W) {
+    return vectors * W > 24 ? 2 : 3;
+}
+
+/* Vectors of a lane; 0: the row does not fit. */
+template <typename A> static int vectors_of_row(size_t C) {
+    const size_t vectors = blocks_for(C, 32 * wide<A>);
+    return is_wide<A>(C) && vectors <= MOST_VECTORS ? (int)vectors : 0;
+}
+
+/* The lane's vector v of a row that begins at `from`; zeros past the row's end. */
+template <typename A>
+__device__ static void load_of_row(float (&x)[wide<A>], const A *from, int v, size_t C) {
+    const size_t c = (size_t)(v * 32 + threadIdx.x % 32) * wide<A>;
+#pragma unroll
+    for (int i = 0; i < wide<A>; i++) x[i] = 0;
+    if (c < C) load(x, from + c);
+}
+template <typename A> __device__ static void store_of_row(A *to, const float (&x)[wide<A>], int v, size_t C) {
+    const size_t c = (size_t)(v * 32 + threadIdx.x % 32) * wide<A>;
+    if (c < C) store(to + c, x);
+}
+
+/* Bytes: residual and branch in, sum and normed out. */
+template <typename A, int V>
+__global__ static void __launch_bounds__(32 * NORM_WARPS)
+    row_norm_forward_kernel(A *sum, A *normed, float *mean_out, float *rstd_out, const A *residual,
+                            const A *branch, const A *gain, const A *bias, size_t rows, size_t C, Mask mask) {
+    constexpr int W = wide<A>;
+    const size_t row = (size_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32, start = row * C;
+    const unsigned lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    float x[V][W], added[V][W];
+#pragma unroll
+    for (int v = 0; v < V; v++) load_of_row(x[v], residual + start, v, C);
+    if (branch) {
+#pragma unroll
+        for (int v = 0; v < V; v++) load_of_row(added[v], branch + start, v, C);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            apply_mask(mask, added[v], row, (size_t)(v * 32 + lane) * W);
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                x[v][i] = to_float(from_float<A>(x[v][i] + added[v][i])); /* as backward reads it */
+            store_of_row(sum + start, x[v], v, C);
+        }
+    }
+    float total = 0, squares = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+#pragma unroll
+        for (int i = 0; i < W; i++) total += x[v][i];
+    const float mean = warp_sum(total) / (float)C;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            if ((size_t)(v * 32 + lane) * W < C) squares += (x[v][i] - mean) * (x[v][i] - mean);
+    const float rstd = 1.0f / sqrtf(warp_sum(squares) / (float)C + 1e-5f);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float g[W], b[W];
+        load_of_row(g, gain, v, C);
+        load_of_row(b, bias, v, C);
+#pragma unroll
+        for (int i = 0; i < W; i++) x[v][i] = (x[v][i] - mean) * rstd * g[i] + b[i];
+        store_of_row(normed + start, x[v], v, C);
+    }
+    if (lane != 0) return;
+    if (mean_out) mean_out[row] = mean;
+    if (rstd_out) rstd_out[row] = rstd;
+}
+
+/* With xhat = (x - mean) rstd and g = d_normed gain: dx = rstd (g - average(g) - xhat average(g xhat)). A warp has
+ * every so many rows, and its own sums for d_gain and d_bias in registers, which the block's warps add up, in
+ * their order, into (2, C) of `parts`. Bytes: d_normed, sum and d_sum in, d_sum out, and d_branch with dropout. */
+template <typename A, int V>
+__global__ static void __launch_bounds__(32 * NORM_WARPS, norm_blocks(V, wide<A>))
+    row_norm_backward_kernel(A *d_sum, bool overwrite, A *d_branch, float *parts, const A *d_normed,
+                             const A *sum, const float *mean, const float *rstd, const A *gain, size_t rows,
+                             size_t C, Mask mask) {
+    constexpr int W = wide<A>;
+    __shared__ float4 shared[2 * MOST_VECTORS * 32 * W / 4];
+    float *sums = (float *)shared; /* (2, C) */
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float d_gain[V][W] = {}, d_bias[V][W] = {};
+    for (size_t row = (size_t)blockIdx.x * NORM_WARPS + warp; row < rows;
+         row += (size_t)gridDim.x * NORM_WARPS) {
+        const size_t start = row * C;
+        float dy[V][W], x[V][W], d[V][W];
+#pragma unroll
+        for (int v = 0; v < V; v++) load_of_row(dy[v], d_normed + start, v, C);
+#pragma unroll
+        for (int v = 0; v < V; v++) load_of_row(x[v], sum + start, v, C);
+#pragma unroll
+        for (int v = 0; v < V; v++)
+#pragma unroll
+            for (int i = 0; i < W; i++) d[v][i] = 0;
+        if (!overwrite)
+#pragma unroll
+            for (int v = 0; v < V; v++) load_of_row(d[v], d_sum + start, v, C);
+        const float m = mean[row], r = rstd[row];
+        float g_average = 0, gx_average = 0;
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            float w[W];
+            load_of_row(w, gain, v, C);
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                const float xhat = (x[v][i] - m) * r, g = dy[v][i] * w[i];
+                d_gain[v][i] += dy[v][i] * xhat, d_bias[v][i] += dy[v][i];
+                g_average += g, gx_average += g * xhat;
+                x[v][i] = xhat, dy[v][i] = g;
+            }
+        }
+        g_average = warp_sum(g_average) / (float)C, gx_average = warp_sum(gx_average) / (float)C;
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+#pragma unroll
+            for (int i = 0; i < W; i++) d[v][i] += r * (dy[v][i] - g_average - x[v][i] * gx_average);
+            store_of_row(d_sum + start, d[v], v, C);
+            if (!d_branch) continue;
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                d[v][i] = to_float(from_float<A>(d[v][i])); /* d_branch is d_sum's mask */
+            apply_mask(mask, d[v], row, (size_t)(v * 32 + lane) * W);
+            store_of_row(d_branch + start, d[v], v, C);
+        }
+    }
+    for (unsigned turn = 0; turn < NORM_WARPS; turn++) {
+        if (warp == turn)
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                const size_t c = (size_t)(v * 32 + lane) * W;
+                if (c >= C) continue;
+                float gains[W] = {0}, biases[W] = {0};
+                if (turn > 0) load(gains, sums + c), load(biases, sums + C + c);
+#pragma unroll
+                for (int i = 0; i < W; i++) gains[i] += d_gain[v][i], biases[i] += d_bias[v][i];
+                store(sums + c, gains);
+                store(sums + C + c, biases);
+            }
+        __syncthreads();
+    }
+    for (size_t c = threadIdx.x; c < 2 * C; c += blockDim.x) parts[(size_t)blockIdx.x * 2 * C + c] = sums[c];
+}
+
+/* A block a row. Bytes as above. `cached`: the row stays in shared memory
  * between the three passes (mean, variance about it, result), each thread reading what it wrote; else it is
  * read again from where it lies. */
 template <typename A, int W>
@@ -536,6 +689,17 @@ template <typename A, int W>
 static void launch_residual_norm_forward(Stream *stream, A *sum, A *normed, float *mean, float *rstd,
                                          const A *residual, const A *branch, const A *gain, const A *bias,
                                          size_t rows, size_t C, Mask mask) {
+    typedef void Kernel(A *, A *, float *, float *, const A *, const A *, const A *, const A *, size_t,
+                        size_t, Mask);
+    static Kernel *const of_a_row[] = {row_norm_forward_kernel<A, 1>, row_norm_forward_kernel<A, 2>,
+                                       row_norm_forward_kernel<A, 3>, row_norm_forward_kernel<A, 4>};
+    const int vectors = vectors_of_row<A>(C);
+    if (vectors > 0) {
+        of_a_row[vectors - 1]<<<blocks_for(rows, NORM_WARPS), 32 * NORM_WARPS, 0, stream->stream>>>(
+            sum, normed, mean, rstd, residual, branch, gain, bias, rows, C, mask);
+        cuda_launched(stream, "row_norm_forward");
+        return;
+    }
     const size_t bytes = round_up(C * sizeof(float), 16);
     const bool cached = bytes <= stream->shared_bytes - 1024; /* block_sum has some too */
     if (cached) allow_shared(residual_norm_forward_kernel<A, W>, bytes);
@@ -553,8 +717,7 @@ static void gpu_residual_norm_forward(Stream *stream, act_t *sum, act_t *normed,
               mask_of(&dropout, C));
 }
 
-/* With xhat = (x - mean) rstd and g = d_normed gain: dx = rstd (g - average(g) - xhat average(g xhat)).
- * A block has the rows blockIdx.x, blockIdx.x + gridDim.x, ... and its own sums for d_gain and d_bias, (2, C)
+/* A block has the rows blockIdx.x, blockIdx.x + gridDim.x, ... and its own sums for d_gain and d_bias, (2, C)
  * of `parts`; where they fit (`cached`) they are kept in shared memory until the end. Each thread has
  * channels of its own throughout, so that only the two averages need the whole block. Bytes: d_normed, sum
  * and d_sum in (the second reads of the first two hit the cache), d_sum out, and d_branch with dropout. */
@@ -624,9 +787,23 @@ static void launch_residual_norm_backward(Stream *stream, A *d_sum, bool overwri
                                           float *d_gain, float *d_bias, const A *d_normed, const A *sum,
                                           const float *mean, const float *rstd, const A *gain, size_t rows,
                                           size_t C, Mask mask) {
-    const size_t most = (size_t)stream->device.multiProcessorCount * BLOCKS_PER_SM,
-                 blocks = rows < most ? rows : most;
+    typedef void Kernel(A *, bool, A *, float *, const A *, const A *, const float *, const float *,
+                        const A *, size_t, size_t, Mask);
+    static Kernel *const of_rows[] = {row_norm_backward_kernel<A, 1>, row_norm_backward_kernel<A, 2>,
+                                      row_norm_backward_kernel<A, 3>, row_norm_backward_kernel<A, 4>};
+    const int vectors = vectors_of_row<A>(C);
+    const size_t SMs = (size_t)stream->device.multiProcessorCount;
+    const size_t most = SMs * (size_t)(vectors > 0 ? norm_blocks(vectors, wide<A>) : BLOCKS_PER_SM);
+    const size_t wanted = vectors > 0 ? blocks_for(rows, NORM_WARPS) : rows;
+    const size_t blocks = wanted < most ? wanted : most;
     float *parts = (float *)cuda_scratch(stream, blocks * 2 * C * sizeof *parts);
+    if (vectors > 0) {
+        of_rows[vectors - 1]<<<(unsigned)blocks, 32 * NORM_WARPS, 0, stream->stream>>>(
+            d_sum, overwrite, d_branch, parts, d_normed, sum, mean, rstd, gain, rows, C, mask);
+        cuda_launched(stream, "row_norm_backward");
+        add_columns(stream, d_gain, d_bias, C, parts, blocks, 2 * C);
+        return;
+    }
     const size_t bytes = round_up(2 * C * sizeof(float), 16);
     const bool cached = bytes <= stream->shared_bytes - 1024;
     if (cached) allow_shared(residual_norm_backward_kernel<A, W>, bytes);
@@ -660,16 +837,17 @@ __device__ static float gelu_slope(float x) {
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
+/* The product lies in y, or where that is NULL in gelu_y. */
 template <typename A, int W>
 __global__ static void bias_gelu_kernel(A *y, A *gelu_y, const A *bias, size_t out) {
     const size_t start = (size_t)blockIdx.x * out;
     for (size_t c = threadIdx.x * W; c < out; c += blockDim.x * W) {
         float x[W], b[W];
-        load(x, y + start + c);
+        load(x, (y ? y : gelu_y) + start + c);
         load(b, bias + c);
 #pragma unroll
         for (int i = 0; i < W; i++) x[i] += b[i];
-        store(y + start + c, x);
+        if (y) store(y + start + c, x);
         if (!gelu_y) continue;
 #pragma unroll
         for (int i = 0; i < W; i++) x[i] = gelu(to_float(from_float<A>(x[i]))); /* of what is stored in y */
@@ -754,10 +932,11 @@ static void gpu_linear_forward(Stream *stream, act_t *y, act_t *gelu_y, const ac
     matmul.a = x, matmul.lda = in, matmul.b = w, matmul.ldb = out, matmul.c = y, matmul.ldc = out;
     if (has_epilogues<A>) {
         Matmul fused = matmul;
-        fused.epilogue = gelu_y ? MATMUL_BIAS_GELU : MATMUL_BIAS, fused.bias = b;
+        fused.epilogue = !gelu_y ? MATMUL_BIAS : y ? MATMUL_BIAS_GELU : MATMUL_BIAS_GELU_ONLY, fused.bias = b;
         if (gelu_y) fused.aux = y, fused.c = gelu_y;
         if (is_wide<A>(out) && cuda_matmul(stream, &fused)) return;
     }
+    if (!y) matmul.c = gelu_y;
     cuda_matmul(stream, &matmul);
     FOR_WIDTH(A, out, launch_bias_gelu, stream, (A *)y, (A *)gelu_y, (const A *)b, rows, out);
 }
