@@ -21,14 +21,15 @@
 #endif
 
 /* All that a run folder holds at its top. */
-static const char *const entries[] = {"run.json", "log.jsonl", "report.html", "tokens", "checkpoints", "lock"};
+static const char *const entries[] = {"run.json", "log.jsonl",   "report.html",
+                                      "tokens",   "checkpoints", "lock"};
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 struct Run {
     char *path;
-    bool had[ENTRIES];  /* there before run_open */
-    bool made;          /* the folder was not */
-    char *moved_aside;  /* where RUN_FORCE put the old run; NULL: there was none */
+    bool had[ENTRIES]; /* there before run_open */
+    bool made;         /* the folder was not */
+    char *moved_aside; /* where RUN_FORCE put the old run; NULL: there was none */
     int lock;
     int log; /* -1: not open yet */
     bool log_failing;
@@ -363,6 +364,11 @@ bool run_log(Run *run, json_t *row, Error *err) {
     return ok || reported;
 }
 
+bool run_log_sync(Run *run, Error *err) {
+    if (run->log < 0 || fsync(run->log) == 0) return true;
+    return error_set(err, "cannot bring the log of '%s' to the disk: %s", run->path, strerror(errno));
+}
+
 /* A line of a file without its newline; *whole tells whether the newline was there. False at the end and
  * on failure, which error and the stream tell apart. */
 static bool next_line(FILE *file, Buffer *line, bool *whole) {
@@ -413,29 +419,36 @@ typedef struct Cut {
     FILE *out;
     const char *path; /* of the log; the file being written is beside it */
     uint64_t step;
+    const RunWatched *watched; /* NULL: all of it stays */
+    uint64_t stories;          /* of `step`, so far */
 } Cut;
 
 static bool cut_row(void *context, const RunRow *row, Error *err) {
-    const Cut *cut = (const Cut *)context;
+    Cut *cut = (Cut *)context;
+    const bool eval = strcmp(row->type, "eval") == 0, sample = strcmp(row->type, "sample") == 0;
     if (strcmp(row->type, "end") == 0) return true;
-    if (strcmp(row->type, "step") == 0 || strcmp(row->type, "eval") == 0 ||
-        strcmp(row->type, "sample") == 0) {
+    if (eval || sample || strcmp(row->type, "step") == 0) {
         const json_t *step = json_object_get(row->json, "step");
         if (!json_is_integer(step) || json_integer_value(step) < 0)
             return error_set(err,
                              "'%s' is damaged at line %" PRIu64 ": \"step\" is not a whole number; remove "
                              "that line",
                              cut->path, row->number);
-        if ((uint64_t)json_integer_value(step) > cut->step) return true;
+        const uint64_t at = (uint64_t)json_integer_value(step);
+        if (at > cut->step) return true;
+        if (at == cut->step && cut->watched) {
+            if (eval && !cut->watched->evaluation) return true;
+            if (sample && cut->stories++ >= cut->watched->stories) return true;
+        }
     }
     if (fwrite(row->line, 1, row->size, cut->out) != row->size || putc('\n', cut->out) == EOF)
         return error_set(err, "cannot write '%s.tmp': %s", cut->path, strerror(errno));
     return true;
 }
 
-bool run_log_cut(Run *run, uint64_t step, Error *err) {
+bool run_log_cut(Run *run, uint64_t step, const RunWatched *watched, Error *err) {
     char *path = run_file(run, "log.jsonl"), *temporary = run_file(run, "log.jsonl.tmp");
-    Cut cut = {.out = fopen(temporary, "wbe"), .path = path, .step = step};
+    Cut cut = {.out = fopen(temporary, "wbe"), .path = path, .step = step, .watched = watched};
     bool ok = cut.out || error_set(err, "cannot create '%s': %s", temporary, strerror(errno));
     ok = ok && run_log_each(run->path, cut_row, &cut, err);
     if (ok && (fflush(cut.out) || fsync(fileno(cut.out))))
