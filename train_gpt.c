@@ -1480,7 +1480,9 @@ static bool start_state(App *app) {
     const Options *o = &app->options;
     app->state = (TrainState){.eval_loss = NAN, .best_loss = NAN};
     if (app->resume_from) {
-        if (!checkpoint_load(app->resume_from, app->gpt, &app->state, &app->err)) return false;
+        TrainState state;
+        if (!checkpoint_load(app->resume_from, app->gpt, &state, &app->err)) return false;
+        app->state = state;
         app->saved = true, app->saved_step = app->state.step;
         say(app, "going on after step %s of %s", commas(app->state.step).text, app->resume_from);
     } else if (app->model) {

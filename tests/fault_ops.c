@@ -6,8 +6,9 @@
  *   FAULTS="PLACE:STEP:WHAT ..."
  *     PLACE  rehearsal   within the pass that measures memory before the first step (STEP is 0)
  *            step        within the forward and backward pass of that step (counted from 1, as in the log)
- *            loss        the step's loss                 } WHAT is a number: nan, inf, -inf; of a gradient
- *            gradient    one of the step's gradients     } nan/3: of tensor number 3 (from 0)
+ *            loss        the step's loss                 } WHAT is a number: nan, inf, -inf; of a gradient or
+ *            gradient    one of the step's gradients     } weight nan/3: of tensor number 3 (from 0)
+ *            weight      a weight, after the step's update
  *            evaluation  within the evaluation after that step (0: before the first)
  *            sampling    at the first token of the stories after that step
  *            saving      within the saving after that step
@@ -91,18 +92,29 @@ static void faulty_download(Stream *stream, void *host, const void *device, size
     __real_ops_cpu.download(stream, host, device, bytes);
 }
 
-static void faulty_gradient_norm(Stream *stream, StepState *state, const float *gradients,
-                                 const ParamSpan *spans, size_t n_spans, float clip) {
-    steps_done = state->step + 1;
-    const char *what = fault_at("gradient", steps_done);
-    if (what) {
+/* Puts what is due now at the begin of a tensor of a parameter buffer. */
+static void plant(const char *place, float *buffer, const ParamSpan *spans, size_t n_spans) {
+    for (const char *what; (what = fault_at(place, steps_done));) {
         char *end;
         const float number = strtof(what, &end);
         const size_t tensor = *end == '/' ? strtoul(end + 1, NULL, 10) : 0;
-        /* The optimizer's buffer, which is the CPU's memory: as if the backward pass had left it there. */
-        ((float *)(uintptr_t)gradients)[spans[tensor < n_spans ? tensor : 0].offset] = number;
+        buffer[spans[tensor < n_spans ? tensor : 0].offset] = number;
     }
+}
+
+static void faulty_gradient_norm(Stream *stream, StepState *state, const float *gradients,
+                                 const ParamSpan *spans, size_t n_spans, float clip) {
+    steps_done = state->step + 1;
+    /* The gradients' buffer is the CPU's memory: as if the backward pass had left it there. */
+    plant("gradient", (float *)(uintptr_t)gradients, spans, n_spans);
     __real_ops_cpu.gradient_norm(stream, state, gradients, spans, n_spans, clip);
+}
+
+static void faulty_adamw(Stream *stream, StepState *state, float *weights, act_t *work,
+                         const float *gradients, float *m, float *v, const ParamSpan *spans, size_t n_spans,
+                         AdamW settings) {
+    __real_ops_cpu.adamw(stream, state, weights, work, gradients, m, v, spans, n_spans, settings);
+    plant("weight", weights, spans, n_spans);
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -111,6 +123,7 @@ __attribute__((constructor)) static void start(void) {
     __wrap_ops_cpu.head_logits = faulty_head_logits;
     __wrap_ops_cpu.download = faulty_download;
     __wrap_ops_cpu.gradient_norm = faulty_gradient_norm;
+    __wrap_ops_cpu.adamw = faulty_adamw;
     char *text = getenv("FAULTS"), *next = NULL;
     if (!text) return;
     text = xstrdup(text);
