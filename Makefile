@@ -219,7 +219,7 @@ BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 # For the systems that it knows; elsewhere the test says that it is skipped.
 CRASH_SHIM := $(if $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)-$(MACHINE)),$(BUILD)/tests/crash_shim.so)
-# The program with faults planted into it, where the linker can put them in front of its operations.
+# The program with faults planted into it, where the linker can put them in front of its functions.
 FAULTY := $(if $(filter Linux,$(SYSTEM)),$(BUILD)/tests/faulty_train_gpt)
 PROGRAM := $(BUILD)/train_gpt
 LIBRARY := $(BUILD)/libtrain_gpt.a # every object but the program's own, for tests and benchmarks
@@ -271,7 +271,7 @@ $(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
 	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
 
 $(BUILD)/tests/faulty_train_gpt: $(BUILD)/train_gpt.o $(BUILD)/tests/fault_ops.o $(LIBRARY)
-	$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu -o $@
+	$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu,--wrap=bpe_trainer_train -o $@
 
 # The attention kernels as a shared library, from sources of their own: the other objects are not made to be
 # moved. The CUDA runtime is linked into it, so that it can be loaded into any program.

@@ -1799,6 +1799,7 @@ static bool evaluate_model(App *app) {
     if (app->has_facts && isfinite(app->facts.heldout_floor))
         printf("  floor %.4f", app->facts.heldout_floor);
     printf("\n");
+    if (stop_requested()) app->stopped = 128 + stop_requested(); /* it came with the last windows */
     return true;
 }
 

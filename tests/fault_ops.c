@@ -1,10 +1,11 @@
-/* fault_ops.c - the program with faults planted into it: linked in front of ops_cpu (-Wl,--wrap=ops_cpu) into
+/* fault_ops.c - the program with faults planted into it: linked in front of ops_cpu (-Wl,--wrap=NAME) into
  * a train_gpt of its own, build/release/tests/faulty_train_gpt, by which the tests put numbers that are not
  * finite into a step of the real training loop, and signals into the middle of one of its phases, without
  * depending on time. The environment says what and where, one fault after the other:
  *
  *   FAULTS="PLACE:STEP:WHAT ..."
- *     PLACE  rehearsal   within the pass that measures memory before the first step (STEP is 0)
+ *     PLACE  merging     before the tokenizer's first merge (STEP is 0)
+ *            rehearsal   within the pass that measures memory before the first step (STEP is 0)
  *            step        within the forward and backward pass of that step (counted from 1, as in the log)
  *            loss        the step's loss                 } WHAT is a number: nan, inf, -inf; of a gradient or
  *            gradient    one of the step's gradients     } weight nan/3: of tensor number 3 (from 0)
@@ -23,8 +24,12 @@
 #include <unistd.h>
 
 #include "../model/ops.h"
+#include "../tokenizer/bpe.h"
 
-extern const Ops __real_ops_cpu; /* by these names --wrap finds them */
+/* By these names --wrap finds them. */
+Bpe *__real_bpe_trainer_train(BpeTrainer *trainer, uint32_t vocab, Error *err);
+Bpe *__wrap_bpe_trainer_train(BpeTrainer *trainer, uint32_t vocab, Error *err);
+extern const Ops __real_ops_cpu;
 extern Ops __wrap_ops_cpu;
 Ops __wrap_ops_cpu;
 
@@ -64,6 +69,11 @@ static void raise_at(const char *place, uint64_t step) {
         }
         if (strcmp(what + size, "*2") == 0) pause(); /* the second one ends the process */
     }
+}
+
+Bpe *__wrap_bpe_trainer_train(BpeTrainer *trainer, uint32_t vocab, Error *err) {
+    raise_at("merging", 0);
+    return __real_bpe_trainer_train(trainer, vocab, err);
 }
 
 static void faulty_head_loss(Stream *stream, StepState *state, act_t *d_hidden, float *d_wte,
