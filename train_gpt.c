@@ -709,9 +709,17 @@ static bool open_shards(App *app, const char *train, const char *heldout) {
 static bool find_tokenizer(App *app) {
     const Options *o = &app->options;
     char *of_run = xformat("%s/tokens/merges.txt", o->run ? o->run : ".");
+    char *facts = xformat("%s/tokens/data.json", o->run ? o->run : ".");
     bool done = true;
     if (app->settings && file_exists(of_run)) {
         done = load_tokenizer(app, of_run);
+    } else if (app->settings && file_exists(facts)) { /* tokens without their tokenizer: a copy will do */
+        done = app->resume_from
+                   ? load_tokenizer(app, app->resume_from)
+                   : error_set(&app->err,
+                               "there is no %s, which the tokens beside it were made with; put it "
+                               "back or start over with -force",
+                               of_run);
     } else if (o->tokenizer) {
         done = load_tokenizer(app, o->tokenizer);
     } else if (!o->load && names_shards(o->data)) {
@@ -725,6 +733,7 @@ static bool find_tokenizer(App *app) {
                                            beside);
         free(beside);
     }
+    free(facts);
     free(of_run);
     if (done && app->bpe && !o->load && options_given("vocab") &&
         o->vocab != (int64_t)bpe_vocab_size(app->bpe) && o->tokenizer)
@@ -776,11 +785,11 @@ static bool open_data(App *app) {
     char *train = xformat("%s/train-*.bin", folder), *heldout = xformat("%s/heldout-*.bin", folder);
     char *merges = xformat("%s/merges.txt", folder);
     bool done;
-    if (names_shards(o->data)) {
-        done = (file_exists(merges) || (folder_make(folder, &app->err) &&
-                                        file_replace(merges, app->merges.data, app->merges.size, &app->err)));
-    } else {
-        done = file_exists(facts) || make_tokens(app, folder);
+    if (names_shards(o->data)) done = folder_make(folder, &app->err);
+    else done = file_exists(facts) || make_tokens(app, folder);
+    done = done &&
+           (file_exists(merges) || file_replace(merges, app->merges.data, app->merges.size, &app->err));
+    if (!names_shards(o->data)) {
         done = done && data_read_facts(folder, &app->facts, &app->err) && open_shards(app, train, heldout);
         app->has_facts = done;
     }

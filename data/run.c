@@ -68,7 +68,8 @@ static bool folder_content(const char *path, Content *content, Error *err) {
     return true;
 }
 
-/* The locked descriptor of path/lock, or -1. The process number in it serves the message only. */
+/* The locked descriptor of path/lock, or -1. The process number in it serves the message only, so that it need
+ * not get there. */
 static int lock_folder(const char *path, Error *err) {
     char *name = join(path, "lock"), pid[32] = {0};
     int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -82,8 +83,7 @@ static int lock_folder(const char *path, Error *err) {
     }
     if (ok) {
         const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
-        ok = (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) == size) ||
-             error_set(err, "cannot write '%s': %s", name, strerror(errno));
+        if (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) != size) (void)!ftruncate(fd, 0);
     }
     if (!ok && fd >= 0) {
         close(fd);
@@ -166,6 +166,14 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
     return true;
 }
 
+/* Takes back that the folder was made, and an old run moved aside. rmdir leaves a folder that someone else has
+ * put something into. */
+static void unmake_folder(const Run *run) {
+    if (run->made) rmdir(run->path);
+    struct stat info;
+    if (run->moved_aside && lstat(run->path, &info)) rename(run->moved_aside, run->path);
+}
+
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     *resumed = false;
     Run *run = (Run *)xcalloc(1, sizeof *run);
@@ -183,6 +191,7 @@ Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     }
     if (ok) run->lock = lock_folder(run->path, err);
     if (run->lock >= 0) return run;
+    unmake_folder(run);
     run_close(run);
     return NULL;
 }
@@ -193,8 +202,7 @@ void run_undo(Run *run) {
         if (!run->had[i]) folder_remove(name, NULL); /* a file, too */
         free(name);
     }
-    /* rmdir, which leaves a folder that someone else has put something into. */
-    if (run->made && rmdir(run->path) == 0 && run->moved_aside) rename(run->moved_aside, run->path);
+    unmake_folder(run);
 }
 
 void run_close(Run *run) {
