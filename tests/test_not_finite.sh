@@ -52,7 +52,7 @@ same_model() { # CHECKPOINT CHECKPOINT
 }
 
 for i in $(seq 20); do printf 'Anna had %d hats. Ben lost it\n<|endoftext|>\n' "$i"; done > stories.txt
-small="-data stories.txt -vocab 257 -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
+small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
     -eval-every 0 -eval-tokens 32 -samples 0 -checkpoint-every 1 -keep 99"
 
 # ---- a checkpoint with a poisoned number, and a MANIFEST that knows it ----

@@ -38,7 +38,7 @@ for i in $(seq 19); do
 done > stories.txt
 echo 'Tom saw two cats; Lily ran to the pond' >> stories.txt
 steps=50
-small="-data stories.txt -vocab 257 -threads 1 -layers 2 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
+small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 2 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
     -lr 4e-2 -warmup 5 -eval-every 3 -eval-tokens 32 -sample-every 7 -samples 9 -sample-tokens 4
     -checkpoint-every 4"
 

@@ -55,7 +55,7 @@ is_same() {
 mkdir text
 for i in $(seq 20); do printf 'Anna had %d hats. Ben lost it\n' "$i" > "text/$i.txt"; done
 # The steps are in no flag here: they come first or last.
-small="-vocab 260 -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1 -eval-every 2
+small="-vocab 260 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1 -eval-every 2
     -eval-tokens 32 -sample-every 2 -samples 1 -sample-tokens 4 -checkpoint-every 2"
 ends_with 0 "$program" $small -data text -steps 4 -run reference || { cat err; exit 1; }
 
@@ -211,9 +211,9 @@ if [[ -x $faulty ]]; then
         for place in step evaluation sampling saving; do
             run_test "two SIG$signal in $place" two_in_a_phase $signal $place 2
         done
-        run_test "SIG$signal in -generate" instead $signal sampling:0 -generate -load reference
-        run_test "SIG$signal in -evaluate" instead $signal evaluation:0 -evaluate -load reference
-        run_test "two SIG$signal in -generate" instead "$signal*2" sampling:0 -generate -load reference
+        run_test "SIG$signal in -generate" instead $signal sampling:0 -generate -load reference -device cpu
+        run_test "SIG$signal in -evaluate" instead $signal evaluation:0 -evaluate -load reference -device cpu
+        run_test "two SIG$signal in -generate" instead "$signal*2" sampling:0 -generate -load reference -device cpu
         run_test "SIG$signal in -compare" comparing $signal
     done
     for place in step evaluation sampling saving; do run_test "SIGHUP in $place" hang_up $place 2; done
@@ -237,6 +237,9 @@ streams_are_closed() { # REDIRECTION...
     eval '"$program" $small -data text -steps 4 -run run' "$*" || status=$?
     ((status == 0)) || { echo "exit code $status"; return 1; }
     is_same run
+    # The files that are open all along.
+    [[ $(cat run/lock) =~ ^[0-9]+$ ]] || { echo "the lock holds: $(head -n 3 run/lock)"; return 1; }
+    if grep -v '^{"type":.*}$' run/log.jsonl; then return 1; fi
     for file in config.json tokenizer.json merges.txt; do cmp "reference/$last/$file" "run/$last/$file"; done
     diff <(sed '/"data"/d' reference/run.json) <(sed '/"data"/d' run/run.json)
 }
