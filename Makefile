@@ -225,6 +225,8 @@ BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 # For the systems that it knows; elsewhere the test says that it is skipped.
 CRASH_SHIM := $(if $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)-$(MACHINE)),$(BUILD)/tests/crash_shim.so)
+# The program with faults planted into it, where the linker can put them in front of its functions.
+FAULTY := $(if $(filter Linux,$(SYSTEM)),$(BUILD)/tests/faulty_train_gpt)
 PROGRAM := $(BUILD)/train_gpt
 LIBRARY := $(BUILD)/libtrain_gpt.a # every object but the program's own, for tests and benchmarks
 
@@ -277,6 +279,9 @@ $(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
 
+$(BUILD)/tests/faulty_train_gpt: $(BUILD)/train_gpt.o $(BUILD)/tests/fault_ops.o $(LIBRARY)
+	$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu,--wrap=bpe_trainer_train -o $@
+
 # The attention kernels as a shared library, from sources of their own: the other objects are not made to be
 # moved. The CUDA runtime is linked into it, so that it can be loaded into any program.
 $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.cu common.c attention/attention.h \
@@ -294,7 +299,7 @@ $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.c
 all: $(PROGRAM)
 	@cmp -s $(PROGRAM) train_gpt || cp $(PROGRAM) train_gpt
 
-test: $(TESTS) $(PEERS) $(PROGRAM) $(CRASH_SHIM) $(if $(HAVE_LIBFUZZER),fuzz)
+test: $(TESTS) $(PEERS) $(PROGRAM) $(CRASH_SHIM) $(FAULTY) $(if $(HAVE_LIBFUZZER),fuzz)
 	@tests/run "$(PROGRAM)" $(TESTS) $(SCRIPTS)
 
 bench: $(BENCHES)

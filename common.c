@@ -299,10 +299,11 @@ bool folder_make(const char *path, Error *err) {
     char *parent = path_parent(trimmed, &name);
     /* The parents first; "." and "/" exist, so this ends. */
     bool done = strcmp(parent, trimmed) == 0 || folder_make(parent, err);
-    if (done && mkdir(trimmed, 0777) == 0) {
+    const bool made = done && mkdir(trimmed, 0777) == 0;
+    const int reason = errno;
+    if (made) {
         done = path_fsync(parent, err);
     } else if (done && !folder_exists(trimmed)) { /* another process may have made it meanwhile */
-        const int reason = errno;
         done = error_set(err, "cannot make folder %s: %s; check the path and its permissions", path,
                          reason == EEXIST ? "there is a file of that name" : strerror(reason));
     }

@@ -18,9 +18,10 @@ static const char *const group_title[GROUPS] = {"data",     "model", "attention"
                                                 "watching", "run",   "machine",   "instead of training"};
 
 typedef enum Keep {
-    FIXED, /* belongs to the run: the same as long as it lives */
-    FREE,  /* may be changed when a run goes on */
-    CALL   /* says what this one call does: no setting, not saved */
+    FIXED,  /* belongs to the run: the same as long as it lives */
+    UPWARD, /* may only be raised when a run goes on */
+    FREE,   /* may be changed when a run goes on: what is watched and kept, and what the machine decides */
+    CALL    /* says what this one call does: no setting, not saved */
 } Keep;
 
 typedef struct Option {
@@ -98,21 +99,21 @@ static const Option table[] = {
 
     INT("batch", batch, TRAINING, FIXED, 4, 1, 1e9, "sequences a step, over all ranks"),
     INT_AUTO("micro", micro, TRAINING, FREE, 1, 1e9, "what fits", "sequences a rank takes at once"),
-    INT_AUTO("steps", steps, TRAINING, FREE, 1, MANY, "as many as -minutes allows", "steps to train"),
+    INT_AUTO("steps", steps, TRAINING, UPWARD, 1, MANY, "as many as -minutes allows", "steps to train"),
     REAL_AUTO(
-        "minutes", minutes, TRAINING, FREE, 0.001, 1e7, "2.5, or no limit with -steps",
+        "minutes", minutes, TRAINING, FIXED, 0.001, 1e7, "2.5, or no limit with -steps",
         "time for the whole call, evaluations and samples included: the first steps are timed, then the "
         "number of steps is fixed"),
-    REAL_AUTO("lr", lr, TRAINING, FREE, 0, 100, "0.768 over the channels: 0.006 for 128 of them",
+    REAL_AUTO("lr", lr, TRAINING, FIXED, 0, 1e9, "0.768 over the channels: 0.006 for 128 of them",
               "learning rate, reached after the warm-up"),
-    REAL_AUTO("min-lr", min_lr, TRAINING, FREE, 0, 100, "a tenth of -lr",
+    REAL_AUTO("min-lr", min_lr, TRAINING, FIXED, 0, 1e9, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
-    INT_AUTO("warmup", warmup, TRAINING, FREE, 0, MANY, "50, or with -steps a fifth of them if that is less",
+    INT_AUTO("warmup", warmup, TRAINING, FIXED, 0, MANY, "50, or with -steps a fifth of them if that is less",
              "steps in which the learning rate rises from 0"),
-    REAL("weight-decay", weight_decay, TRAINING, FREE, 0.1, 0, 100, "of matrices and embeddings"),
-    REAL("beta1", beta1, TRAINING, FREE, 0.9, 0, 0.99999, "AdamW's mean of the gradient"),
-    REAL("beta2", beta2, TRAINING, FREE, 0.95, 0, 0.99999, "AdamW's mean of its square"),
-    REAL("clip", clip, TRAINING, FREE, 1, 0, 1e9, "largest norm of the gradient; 0: no clipping"),
+    REAL("weight-decay", weight_decay, TRAINING, FIXED, 0.1, 0, 100, "of matrices and embeddings"),
+    REAL("beta1", beta1, TRAINING, FIXED, 0.9, 0, 0.99999, "AdamW's mean of the gradient"),
+    REAL("beta2", beta2, TRAINING, FIXED, 0.95, 0, 0.99999, "AdamW's mean of its square"),
+    REAL("clip", clip, TRAINING, FIXED, 1, 0, 1e9, "largest norm of the gradient; 0: no clipping"),
     INT("seed", seed, TRAINING, FIXED, 1, 0, MOST, "of weights, order, dropout, samples, built-in stories"),
 
     INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY, "a tenth of the steps",
@@ -431,6 +432,21 @@ static void range_and_default(const Option *option, char *text, size_t size) {
     else *text = 0;
 }
 
+/* The flags that may change when a run goes on, in the table's order. */
+static void print_changeable(FILE *out) {
+    fprintf(out, "\nwhen a run goes on\n%*s", HELP_INDENT, "");
+    size_t column = HELP_INDENT;
+    print_wrapped(out, "its settings are taken from it. These can be changed:", &column);
+    for (const Option *option = table; option < table + OPTIONS; option++) {
+        if (option->keep != FREE && option->keep != UPWARD) continue;
+        char name[NAME_BYTES + 16];
+        snprintf(name, sizeof name, "-%s%s", option->name, option->keep == UPWARD ? " (upward)" : "");
+        print_wrapped(out, name, &column);
+    }
+    print_wrapped(out, "and no others: a flag that differs from what the run has is refused.", &column);
+    fputc('\n', out);
+}
+
 void options_print_help(FILE *out) {
     fprintf(out,
             "train_gpt turns a pile of stories into a small GPT: without flags it makes stories of its own,\n"
@@ -452,6 +468,7 @@ void options_print_help(FILE *out) {
             fputc('\n', out);
         }
     }
+    print_changeable(out);
     fprintf(out,
             "\nIn text, <|endoftext|> separates stories. One SIGINT, SIGTERM or SIGUSR1 finishes the step, "
             "saves\n"
@@ -533,34 +550,43 @@ static bool set_from_json(Options *options, const Option *option, json_t *value)
     return false;
 }
 
+/* A flag that differs from the run's setting. */
+static bool refuse_change(const Option *option, json_t *theirs, json_t *ours, Error *err) {
+    char *run = json_is_null(theirs) ? xstrdup("none") : json_dumps(theirs, JSON_ENCODE_ANY);
+    char *found = json_is_null(ours) ? xstrdup("none") : json_dumps(ours, JSON_ENCODE_ANY);
+    error_set(
+        err,
+        "-%s cannot %s when a run goes on: the run has %.100s, found %.100s; leave the flag out or start "
+        "a new run",
+        option->name, option->keep == UPWARD ? "go down" : "change", run, found);
+    free(found);
+    free(run);
+    return false;
+}
+
 /* One setting of a run against the command line's. */
 static bool resume_option(Options *options, const Option *option, const char *key, json_t *setting,
                           Error *err) {
     Options of_run = *options;
-    char *theirs = json_dumps(setting, JSON_ENCODE_ANY);
-    bool done = set_from_json(&of_run, option, setting);
-    if (!done) {
-        char allowed[128];
+    if (!set_from_json(&of_run, option, setting)) {
+        char *found = json_dumps(setting, JSON_ENCODE_ANY), allowed[128];
         allowed_values(option, allowed, sizeof allowed);
-        error_set(err, "a run's settings: \"%s\" is %.100s, expected %s", key, theirs ? theirs : "damaged",
+        error_set(err, "a run's settings: \"%s\" is %.100s, expected %s", key, found ? found : "damaged",
                   allowed);
-    } else if (!given[option - table]) {
-        *options = of_run;
-    } else if (option->keep == FIXED) {
-        json_t *a = value_to_json(&of_run, option), *b = value_to_json(options, option);
-        char *ours = json_dumps(b, JSON_ENCODE_ANY);
-        done = json_equal(a, b);
-        if (!done)
-            error_set(
-                err,
-                "-%s cannot change when a run goes on: the run has %.100s, found %.100s; leave the flag out "
-                "or start a new run",
-                option->name, theirs, ours);
-        json_decref(a);
-        json_decref(b);
-        free(ours);
+        free(found);
+        return false;
     }
-    free(theirs);
+    if (!given[option - table]) {
+        *options = of_run;
+        return true;
+    }
+    json_t *theirs = value_to_json(&of_run, option), *ours = value_to_json(options, option);
+    bool done = true;
+    if (option->keep == FIXED) done = json_equal(theirs, ours);
+    if (option->keep == UPWARD) done = *int_field(options, option) >= *int_field(&of_run, option);
+    if (!done) refuse_change(option, theirs, ours, err);
+    json_decref(theirs);
+    json_decref(ours);
     return done;
 }
 

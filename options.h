@@ -66,8 +66,8 @@ void options_print_help(FILE *out);
  * one call does (-run, -resume, -generate ...) are no settings and left out. */
 json_t *options_to_json(const Options *options);
 /* On resume: takes every setting that was not given on the command line from a run's settings (text is then
- * owned by `settings`, which must live on); a given flag that differs from the run's and may not change is
- * refused with both values. Settings are held to the same types and ranges as flags; a key that is missing
+ * owned by `settings`, which must live on); a given flag that differs from the run's and may not change (or
+ * that may only be raised, and is lower) is refused with both values. Settings are held to the same types and ranges as flags; a key that is missing
  * leaves the option as it is, and a key that is no option is passed over. */
 bool options_resume(Options *options, json_t *settings, Error *err);
 

@@ -13,6 +13,7 @@
  * line and ends with app->code. */
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -121,7 +122,6 @@ typedef struct App {
     char *model;       /* that of -load, to start from or to use; NULL: none */
     TrainState state;
     Pace pace;
-    int bad_steps;             /* not finite, in a row */
     int32_t *inputs, *targets; /* (B, T) of a micro-batch */
     uint64_t saved_step;
     bool saved;    /* saved_step is the newest checkpoint's */
@@ -317,22 +317,18 @@ static void list_chosen(Options *o, Chosen list[CHOSEN]) {
     list[3] = (Chosen){"warmup", "warmup", &o->warmup, 0};
 }
 
-/* -steps and -minutes, one of them. A new value of either begins a new schedule: what the program had chosen
- * for the old one is chosen again. The same command again goes on with the old schedule, whose number of steps
- * is in the run's settings once it is known. */
+/* -steps and -minutes, one of them. More steps when a run goes on begin a new schedule: what the program had
+ * chosen for the old one is chosen again. The same command again goes on with the old schedule, whose number of
+ * steps is in the run's settings once it is known. */
 static bool settle_length(App *app) {
     Options *o = &app->options;
     const bool steps = options_given("steps"), minutes = options_given("minutes");
     if (steps && minutes) return USAGE(app, "-steps and -minutes were both given; give one of them");
-    const json_t *old_steps = json_object_get(app->settings, "steps"),
-                 *old_minutes = json_object_get(app->settings, "minutes");
+    const json_t *old_steps = json_object_get(app->settings, "steps");
     bool same = true;
     if (steps) {
         same = json_is_integer(old_steps) && json_integer_value(old_steps) == o->steps;
-        o->minutes = OPTION_AUTO;
-    } else if (minutes) {
-        same = json_is_number(old_minutes) && json_number_value(old_minutes) == o->minutes;
-        if (!same) o->steps = OPTION_AUTO;
+        if (!same) o->minutes = OPTION_AUTO;
     } else if (is_auto(o->steps) && o->minutes == OPTION_AUTO) {
         o->minutes = DEFAULT_MINUTES;
     }
@@ -726,9 +722,17 @@ static bool open_shards(App *app, const char *train, const char *heldout) {
 static bool find_tokenizer(App *app) {
     const Options *o = &app->options;
     char *of_run = xformat("%s/tokens/merges.txt", o->run ? o->run : ".");
+    char *facts = xformat("%s/tokens/data.json", o->run ? o->run : ".");
     bool done = true;
     if (app->settings && file_exists(of_run)) {
         done = load_tokenizer(app, of_run);
+    } else if (app->settings && file_exists(facts)) { /* tokens without their tokenizer: a copy will do */
+        done = app->resume_from
+                   ? load_tokenizer(app, app->resume_from)
+                   : error_set(&app->err,
+                               "there is no %s, which the tokens beside it were made with; put it "
+                               "back or start over with -force",
+                               of_run);
     } else if (o->tokenizer) {
         done = load_tokenizer(app, o->tokenizer);
     } else if (!o->load && names_shards(o->data)) {
@@ -742,6 +746,7 @@ static bool find_tokenizer(App *app) {
                                            beside);
         free(beside);
     }
+    free(facts);
     free(of_run);
     if (done && app->bpe && !o->load && options_given("vocab") &&
         o->vocab != (int64_t)bpe_vocab_size(app->bpe) && o->tokenizer)
@@ -793,11 +798,11 @@ static bool open_data(App *app) {
     char *train = xformat("%s/train-*.bin", folder), *heldout = xformat("%s/heldout-*.bin", folder);
     char *merges = xformat("%s/merges.txt", folder);
     bool done;
-    if (names_shards(o->data)) {
-        done = (file_exists(merges) || (folder_make(folder, &app->err) &&
-                                        file_replace(merges, app->merges.data, app->merges.size, &app->err)));
-    } else {
-        done = file_exists(facts) || make_tokens(app, folder);
+    if (names_shards(o->data)) done = folder_make(folder, &app->err);
+    else done = file_exists(facts) || make_tokens(app, folder);
+    done = done &&
+           (file_exists(merges) || file_replace(merges, app->merges.data, app->merges.size, &app->err));
+    if (!names_shards(o->data)) {
         done = done && data_read_facts(folder, &app->facts, &app->err) && open_shards(app, train, heldout);
         app->has_facts = done;
     }
@@ -1041,9 +1046,10 @@ static void encode_prompt(const App *app, Tokens *ids) {
 
 typedef void OnStory(App *app, const Buffer *text);
 
-/* Writes `stories` of them, of at most max_tokens new tokens, each the prompt and what follows; on_story (or
- * NULL) gets them whole. False where a stop was asked for. */
-static bool write_stories(App *app, uint64_t stories, size_t max_tokens, FILE *out, OnStory *on_story) {
+/* Writes the stories from number `first` up to `stories`, of at most max_tokens new tokens, each the prompt and
+ * what follows; on_story (or NULL) gets them whole. False where a stop was asked for. */
+static bool write_stories(App *app, uint64_t first, uint64_t stories, size_t max_tokens, FILE *out,
+                          OnStory *on_story) {
     const Options *o = &app->options;
     const SampleSettings sampling = {.temperature = (float)o->temperature,
                                      .top_k = (int)o->top_k,
@@ -1052,7 +1058,7 @@ static bool write_stories(App *app, uint64_t stories, size_t max_tokens, FILE *o
     Tokens prompt = {0};
     encode_prompt(app, &prompt);
     bool done = true;
-    Writer writer = {.app = app, .out = out};
+    Writer writer = {.app = app, .out = out, .first = first};
     while (writer.first < stories && done) {
         const uint64_t left = stories - writer.first;
         writer.count = left < app->setup.cache_B ? (size_t)left : app->setup.cache_B;
@@ -1180,7 +1186,7 @@ static double time_stories(App *app) {
     const size_t few = 8, tokens = (size_t)o->sample_tokens;
     const double begun = seconds_now();
     const uint64_t once = app->setup.cache_B;
-    write_stories(app, once, few, NULL, NULL);
+    write_stories(app, 0, once, few, NULL, NULL);
     const double each = (seconds_now() - begun) / (double)(few * once);
     return each * (double)tokens * (double)o->samples;
 }
@@ -1228,7 +1234,7 @@ static uint64_t untimed_steps(const App *app) {
 static bool fit_steps(App *app) {
     Options *o = &app->options;
     const Pace *pace = &app->pace;
-    if (!is_auto(o->steps)) return true;
+    if (!is_auto(o->steps) || stop_requested()) return true; /* a stop would cut short what is timed here */
     const double timed = (double)pace->steps - (double)untimed_steps(app), budget = 60 * o->minutes;
     const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
     const double late = timed > 0 ? 0.4 : pace->steps > 1 ? 0.6 : 1;
@@ -1312,7 +1318,7 @@ static void print_step(App *app, const StepState *step, double loss, double seco
 /* The device left an update out that was not finite. Once is bad luck; again and again the weights are. */
 static bool check_finite(App *app, const StepState *step) {
     if (!step->skip) {
-        app->bad_steps = 0;
+        app->state.bad_steps = 0;
         return true;
     }
     size_t tensors;
@@ -1320,15 +1326,15 @@ static bool check_finite(App *app, const StepState *step) {
     const bool known = step->bad_tensor >= 0 && (size_t)step->bad_tensor < tensors;
     char what[128] = "the loss";
     if (known) snprintf(what, sizeof what, "the gradient of %s", table[step->bad_tensor].name);
-    if (++app->bad_steps < MAX_BAD_STEPS) {
+    if (++app->state.bad_steps < MAX_BAD_STEPS) {
         warn(app, "step %" PRIu64 ": %s is not finite; the step's update was left out", app->state.step,
              what);
         return true;
     }
     return error_set(&app->err,
                      "step %" PRIu64
-                     ": %s is not finite, as in the %d before; lower -lr (%g) and go on from the "
-                     "last checkpoint with -resume, or start over",
+                     ": %s is not finite, as in the %d before; start a new run with a lower -lr (%g), from "
+                     "this one's best model by -load or from none",
                      app->state.step, what, MAX_BAD_STEPS - 1, app->options.lr);
 }
 
@@ -1364,6 +1370,7 @@ static bool take_step(App *app) {
     app->state.tokens += batch * T;
     app->state.seconds += seconds;
     app->state.eval_loss = NAN;
+    app->state.cut_short = app->state.stories = 0;
     if (++app->pace.steps > 1) {
         app->pace.seconds += seconds;
         if (app->pace.steps <= DIRECT_STEPS || !app->ops->replay) {
@@ -1431,21 +1438,27 @@ static void watch_story(App *app, const Buffer *text) {
     const char *prompt = app->options.prompt ? app->options.prompt : "";
     log_row(app, json_pack("{s:s, s:I, s:s, s:o}", "type", "sample", "step", (json_int_t)app->state.step,
                            "prompt", prompt, "text", run_text(text->data, text->size)));
+    app->state.stories++;
+}
+
+/* The lowest held-out loss so far, or the first. */
+static bool is_best(const TrainState *state) {
+    return state->eval_loss < state->best_loss || (isnan(state->best_loss) && isfinite(state->eval_loss));
 }
 
 /* Saves where the run stands. On failure the old checkpoints are as they were, and so is the state. */
 static bool save(App *app) {
     const Options *o = &app->options;
     if (app->saved && app->saved_step == app->state.step) return true;
-    if (app->bad_steps > 0)
+    if (app->state.bad_steps >= MAX_BAD_STEPS)
         return error_set(&app->err, "step %" PRIu64 " was not finite, so that its model is not saved",
                          app->state.step);
     TrainState state = app->state;
-    if (state.eval_loss < state.best_loss || (isnan(state.best_loss) && isfinite(state.eval_loss)))
-        state.best_loss = state.eval_loss, state.best_step = state.step;
+    if (is_best(&state)) state.best_loss = state.eval_loss, state.best_step = state.step;
     const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
                                     {"tokenizer.json", app->tokenizer_json.data, app->tokenizer_json.size}};
     char *checkpoints = run_file(app->run, "checkpoints");
+    if (!run_log_sync(app->run, &app->err)) warn(app, "%s", app->err.text);
     const bool done = folder_make(checkpoints, &app->err) &&
                       checkpoint_save(checkpoints, app->gpt, &state, files, 2, &app->err);
     if (done) {
@@ -1458,18 +1471,29 @@ static bool save(App *app) {
     return done;
 }
 
-/* After a step: an evaluation, stories, a checkpoint, as they are due. The checkpoint comes last, so that it
- * knows its own loss; a new best is saved whenever it is found. */
+/* After a step, or after a resume what a stop has left of it: an evaluation, stories, a checkpoint, as they are
+ * due. The checkpoint comes last, so that it knows its own loss; a new best is saved whenever it is found. Not
+ * while steps are left out: their models are the one before, and would push older ones out. */
 static bool watch(App *app) {
     const Options *o = &app->options;
-    if (is_due(app, o->eval_every) && !watch_loss(app)) return false;
-    if (is_due(app, o->sample_every) && !stop_requested())
-        write_stories(app, (uint64_t)o->samples, (size_t)o->sample_tokens, NULL, watch_story);
-    if (stop_requested()) return true; /* the end saves */
-    const bool last = (int64_t)app->state.step == o->steps;
-    const bool best = o->checkpoint_every > 0 && app->state.eval_loss < app->state.best_loss;
+    TrainState *state = &app->state;
+    const bool evaluate_now = is_due(app, o->eval_every) && isnan(state->eval_loss);
+    const bool write_now = is_due(app, o->sample_every) && state->stories < (uint64_t)o->samples;
+    const bool resumed = state->cut_short;
+    state->cut_short = evaluate_now || write_now; /* until it is done */
+    if (evaluate_now) {
+        if (!watch_loss(app)) return false;
+        if (stop_requested()) return true; /* the end saves */
+    }
+    if (write_now && !write_stories(app, state->stories, (uint64_t)o->samples, (size_t)o->sample_tokens, NULL,
+                                    watch_story))
+        return true;
+    state->cut_short = state->stories = 0;
+    const bool last = (int64_t)state->step == o->steps;
+    const bool best = o->checkpoint_every > 0 && is_best(state);
+    const bool due = is_due(app, o->checkpoint_every) || best;
     /* The last save is the end's, which fails if it does. */
-    if (!last && (is_due(app, o->checkpoint_every) || best) && !save(app))
+    if (!last && (resumed || (due && state->bad_steps == 0)) && !save(app))
         warn(app, "%s; the training goes on", app->err.text);
     return true;
 }
@@ -1477,9 +1501,11 @@ static bool watch(App *app) {
 /* Steps, until the last, a stop, or an error. */
 static bool train_loop(App *app) {
     const Options *o = &app->options;
-    /* At the start, and after a resume where a signal had kept it from being done. */
-    const bool at_start = app->state.step == 0 || is_due(app, o->eval_every);
-    if (at_start && isnan(app->state.eval_loss) && !(fit_evaluation(app) && watch_loss(app))) return false;
+    if (app->state.step == 0 && !(fit_evaluation(app) && watch_loss(app))) return false;
+    if (app->state.cut_short) {
+        app->saved = false; /* with what is done now, it is another state of that step */
+        if (!watch(app)) return false;
+    }
     atomic_store(&taking_steps, true);
     while (is_auto(o->steps) || (int64_t)app->state.step < o->steps) {
         if (ranks_agree(&app->ranks, stop_requested())) return true;
@@ -1495,7 +1521,9 @@ static bool start_state(App *app) {
     const Options *o = &app->options;
     app->state = (TrainState){.eval_loss = NAN, .best_loss = NAN};
     if (app->resume_from) {
-        if (!checkpoint_load(app->resume_from, app->gpt, &app->state, &app->err)) return false;
+        TrainState state;
+        if (!checkpoint_load(app->resume_from, app->gpt, &state, &app->err)) return false;
+        app->state = state;
         app->saved = true, app->saved_step = app->state.step;
         say(app, "going on after step %s of %s", commas(app->state.step).text, app->resume_from);
     } else if (app->model) {
@@ -1503,7 +1531,10 @@ static bool start_state(App *app) {
     } else {
         gpt_init_weights(app->gpt, (uint64_t)o->seed);
     }
-    if (app->resume_from) return run_log_cut(app->run, app->state.step, &app->err);
+    if (app->resume_from) {
+        const RunWatched watched = {!isnan(app->state.eval_loss), app->state.stories};
+        return run_log_cut(app->run, app->state.step, app->state.cut_short ? &watched : NULL, &app->err);
+    }
     /* A start that did not get to a checkpoint left nothing in the log that is not done again. */
     char *log = run_file(app->run, "log.jsonl");
     remove(log);
@@ -1534,9 +1565,9 @@ static void print_next(App *app) {
 
 /* The end: what is not saved is, the log gets its last row, the user what to do next. */
 static bool finish(App *app, bool trained) {
-    const int signal_number = ranks_agree(&app->ranks, stop_requested());
     const Error cause = app->err;
     const bool saved = app->state.step == 0 || save(app);
+    const int signal_number = ranks_agree(&app->ranks, stop_requested());
     if (!trained) app->err = cause; /* what ended the run, whether or not it could be saved */
     const Error error = app->err;
     char *reason = !trained || !saved ? xformat("failed: %s", error.text)
@@ -1569,7 +1600,7 @@ static bool train_model(App *app) {
     app->setup.attention = attention_timed(app->setup.attention, app->ops);
     if (!make_model(app) || !start_state(app)) return false;
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
-    if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && isfinite(app->state.eval_loss)) {
+    if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && !app->state.cut_short) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);
         /* The log was cut back to the last checkpoint, and a crash may have come before these two. */
         log_end(app, "done");
@@ -1741,7 +1772,7 @@ static bool generate_stories(App *app) {
         warn(app, "the prompt has %zu tokens; of them the model sees the last %zu (-ctx %zu)", prompt.count,
              app->setup.config.ctx - 1, app->setup.config.ctx);
     tokens_free(&prompt);
-    write_stories(app, (uint64_t)o->samples, (size_t)o->sample_tokens, stdout, NULL);
+    write_stories(app, 0, (uint64_t)o->samples, (size_t)o->sample_tokens, stdout, NULL);
     if (stop_requested()) app->stopped = 128 + stop_requested();
     return true;
 }
@@ -1810,6 +1841,7 @@ static bool evaluate_model(App *app) {
     if (app->has_facts && isfinite(app->facts.heldout_floor))
         printf("  floor %.4f", app->facts.heldout_floor);
     printf("\n");
+    if (stop_requested()) app->stopped = 128 + stop_requested(); /* it came with the last windows */
     return true;
 }
 
@@ -1996,7 +2028,17 @@ static void start_signals(void) {
     else pthread_sigmask(SIG_UNBLOCK, &signals, NULL); /* then this one takes them, as is usual */
 }
 
+/* A standard stream that is closed is opened the wrong way round, so that using it fails as before; else the
+ * next file to be opened would get its number, and what is printed would go into a checkpoint. */
+static bool open_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            return false;
+    return true;
+}
+
 int main(int argc, char **argv) {
+    if (!open_standard_streams()) return EXIT_FAILED; /* nowhere to say why */
     App app = {.argc = argc,
                .argv = argv,
                .program = argc > 0 ? argv[0] : "train_gpt",

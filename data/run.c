@@ -21,14 +21,15 @@
 #endif
 
 /* All that a run folder holds at its top. */
-static const char *const entries[] = {"run.json", "log.jsonl", "report.html", "tokens", "checkpoints", "lock"};
+static const char *const entries[] = {"run.json", "log.jsonl",   "report.html",
+                                      "tokens",   "checkpoints", "lock"};
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 struct Run {
     char *path;
-    bool had[ENTRIES];  /* there before run_open */
-    bool made;          /* the folder was not */
-    char *moved_aside;  /* where RUN_FORCE put the old run; NULL: there was none */
+    bool had[ENTRIES]; /* there before run_open */
+    bool made;         /* the folder was not */
+    char *moved_aside; /* where RUN_FORCE put the old run; NULL: there was none */
     int lock;
     int log; /* -1: not open yet */
     bool log_failing;
@@ -67,7 +68,8 @@ static bool folder_content(const char *path, Content *content, Error *err) {
     return true;
 }
 
-/* The locked descriptor of path/lock, or -1. The process number in it serves the message only. */
+/* The locked descriptor of path/lock, or -1. The process number in it serves the message only, so that it need
+ * not get there. */
 static int lock_folder(const char *path, Error *err) {
     char *name = join(path, "lock"), pid[32] = {0};
     int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -81,8 +83,7 @@ static int lock_folder(const char *path, Error *err) {
     }
     if (ok) {
         const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
-        ok = (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) == size) ||
-             error_set(err, "cannot write '%s': %s", name, strerror(errno));
+        if (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) != size) (void)!ftruncate(fd, 0);
     }
     if (!ok && fd >= 0) {
         close(fd);
@@ -165,6 +166,14 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
     return true;
 }
 
+/* Takes back that the folder was made, and an old run moved aside. rmdir leaves a folder that someone else has
+ * put something into. */
+static void unmake_folder(const Run *run) {
+    if (run->made) rmdir(run->path);
+    struct stat info;
+    if (run->moved_aside && lstat(run->path, &info)) rename(run->moved_aside, run->path);
+}
+
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     *resumed = false;
     Run *run = (Run *)xcalloc(1, sizeof *run);
@@ -182,6 +191,7 @@ Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     }
     if (ok) run->lock = lock_folder(run->path, err);
     if (run->lock >= 0) return run;
+    unmake_folder(run);
     run_close(run);
     return NULL;
 }
@@ -192,8 +202,7 @@ void run_undo(Run *run) {
         if (!run->had[i]) folder_remove(name, NULL); /* a file, too */
         free(name);
     }
-    /* rmdir, which leaves a folder that someone else has put something into. */
-    if (run->made && rmdir(run->path) == 0 && run->moved_aside) rename(run->moved_aside, run->path);
+    unmake_folder(run);
 }
 
 void run_close(Run *run) {
@@ -363,6 +372,11 @@ bool run_log(Run *run, json_t *row, Error *err) {
     return ok || reported;
 }
 
+bool run_log_sync(Run *run, Error *err) {
+    if (run->log < 0 || fsync(run->log) == 0) return true;
+    return error_set(err, "cannot bring the log of '%s' to the disk: %s", run->path, strerror(errno));
+}
+
 /* A line of a file without its newline; *whole tells whether the newline was there. False at the end and
  * on failure, which error and the stream tell apart. */
 static bool next_line(FILE *file, Buffer *line, bool *whole) {
@@ -413,29 +427,36 @@ typedef struct Cut {
     FILE *out;
     const char *path; /* of the log; the file being written is beside it */
     uint64_t step;
+    const RunWatched *watched; /* NULL: all of it stays */
+    uint64_t stories;          /* of `step`, so far */
 } Cut;
 
 static bool cut_row(void *context, const RunRow *row, Error *err) {
-    const Cut *cut = (const Cut *)context;
+    Cut *cut = (Cut *)context;
+    const bool eval = strcmp(row->type, "eval") == 0, sample = strcmp(row->type, "sample") == 0;
     if (strcmp(row->type, "end") == 0) return true;
-    if (strcmp(row->type, "step") == 0 || strcmp(row->type, "eval") == 0 ||
-        strcmp(row->type, "sample") == 0) {
+    if (eval || sample || strcmp(row->type, "step") == 0) {
         const json_t *step = json_object_get(row->json, "step");
         if (!json_is_integer(step) || json_integer_value(step) < 0)
             return error_set(err,
                              "'%s' is damaged at line %" PRIu64 ": \"step\" is not a whole number; remove "
                              "that line",
                              cut->path, row->number);
-        if ((uint64_t)json_integer_value(step) > cut->step) return true;
+        const uint64_t at = (uint64_t)json_integer_value(step);
+        if (at > cut->step) return true;
+        if (at == cut->step && cut->watched) {
+            if (eval && !cut->watched->evaluation) return true;
+            if (sample && cut->stories++ >= cut->watched->stories) return true;
+        }
     }
     if (fwrite(row->line, 1, row->size, cut->out) != row->size || putc('\n', cut->out) == EOF)
         return error_set(err, "cannot write '%s.tmp': %s", cut->path, strerror(errno));
     return true;
 }
 
-bool run_log_cut(Run *run, uint64_t step, Error *err) {
+bool run_log_cut(Run *run, uint64_t step, const RunWatched *watched, Error *err) {
     char *path = run_file(run, "log.jsonl"), *temporary = run_file(run, "log.jsonl.tmp");
-    Cut cut = {.out = fopen(temporary, "wbe"), .path = path, .step = step};
+    Cut cut = {.out = fopen(temporary, "wbe"), .path = path, .step = step, .watched = watched};
     bool ok = cut.out || error_set(err, "cannot create '%s': %s", temporary, strerror(errno));
     ok = ok && run_log_each(run->path, cut_row, &cut, err);
     if (ok && (fflush(cut.out) || fsync(fileno(cut.out))))

@@ -50,6 +50,8 @@ json_t *run_read_settings(const char *path, Error *err);
 /* Appends one row and flushes it; `row` is a JSON object whose first key is "type"; the reference is
  * stolen. A failed write is reported once (false, err) and then kept silent until one succeeds. */
 bool run_log(Run *run, json_t *row, Error *err);
+/* Brings the rows to the disk, before a checkpoint that stands behind them. */
+bool run_log_sync(Run *run, Error *err);
 /* A JSON number, or null where x is not finite. */
 json_t *run_number(double x);
 /* A JSON string of any bytes: what is not valid UTF-8 becomes U+FFFD, NUL is kept. */
@@ -67,9 +69,15 @@ typedef struct RunRow {
  * torn last line is passed over, and a log that is not there has no rows. Memory does not grow with it. */
 bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *row, Error *err), void *context,
                   Error *err);
+/* Of the rows that watched a step: those that stay when a log is cut back to it. */
+typedef struct RunWatched {
+    bool evaluation;
+    uint64_t stories; /* the first so many samples */
+} RunWatched;
 /* Cuts the log back to what was known at `step`: rows of type step, eval and sample past it, an "end" row
- * and a torn last line go; the file is replaced atomically. */
-bool run_log_cut(Run *run, uint64_t step, Error *err);
+ * and a torn last line go, and of those that watched the step itself what `watched` leaves out (NULL: all
+ * stay); the file is replaced atomically. */
+bool run_log_cut(Run *run, uint64_t step, const RunWatched *watched, Error *err);
 
 #ifdef __cplusplus
 }

@@ -86,6 +86,13 @@ static size_t largest_tensor(const Parameter *table, size_t count) {
     return largest;
 }
 
+/* The first number that is not finite; count: none. */
+static size_t first_not_finite(const float *host, size_t count) {
+    size_t i = 0;
+    while (i < count && isfinite(host[i])) i++;
+    return i;
+}
+
 static bool write_tensors(FolderWrite *folder, const char *name, Gpt *gpt, const FilePart *parts,
                           size_t n_parts, Error *err) {
     size_t count;
@@ -98,7 +105,11 @@ static bool write_tensors(FolderWrite *folder, const char *name, Gpt *gpt, const
     for (size_t part = 0; part < n_parts; part++) {
         for (size_t i = 0; i < count && done; i++) {
             gpt_get(gpt, parts[part].buffer, i, host);
-            done = folder_write_bytes(folder, host, table[i].size * sizeof *host, err);
+            const size_t bad = first_not_finite(host, table[i].size);
+            done = bad == table[i].size
+                       ? folder_write_bytes(folder, host, table[i].size * sizeof *host, err)
+                       : error_set(err, "the model is not saved: number %zu of tensor %s%s is %f, not finite",
+                                   bad, parts[part].prefix, table[i].name, (double)host[bad]);
         }
     }
     free(host);
@@ -412,7 +423,12 @@ static bool read_tensor(const TensorFile *file, const Tensor *tensor, float *hos
                              file->path, strerror(errno));
         convert(host + first, block, n, tensor->dtype);
     }
-    return true;
+    const size_t bad = first_not_finite(host, count);
+    if (bad == count) return true;
+    return error_set(err,
+                     "number %zu of tensor %s of %s is %f, expected a finite one; take another checkpoint, "
+                     "or remove this one so that the one before it is taken",
+                     bad, tensor->in_file, file->path, (double)host[bad]);
 }
 
 /* A file that has passed every check, ready to be read. */
@@ -645,10 +661,16 @@ bool checkpoint_config(const char *path, GptConfig *config, Error *err) {
 static const struct {
     const char *key;
     size_t offset;
+    bool may_be_missing; /* in a checkpoint of an earlier version: 0 */
 } state_counters[] = {
-    {"step", offsetof(TrainState, step)},           {"updates", offsetof(TrainState, updates)},
-    {"tokens", offsetof(TrainState, tokens)},       {"total_steps", offsetof(TrainState, total_steps)},
-    {"best_step", offsetof(TrainState, best_step)},
+    {"step", offsetof(TrainState, step), false},
+    {"updates", offsetof(TrainState, updates), false},
+    {"tokens", offsetof(TrainState, tokens), false},
+    {"total_steps", offsetof(TrainState, total_steps), false},
+    {"best_step", offsetof(TrainState, best_step), false},
+    {"bad_steps", offsetof(TrainState, bad_steps), true},
+    {"cut_short", offsetof(TrainState, cut_short), true},
+    {"stories", offsetof(TrainState, stories), true},
 };
 static const struct {
     const char *key;
@@ -690,9 +712,11 @@ static bool write_state(FolderWrite *folder, TrainState state, Error *err) {
 }
 
 static bool state_from_json(const json_t *object, const char *folder, TrainState *state, Error *err) {
-    for (size_t i = 0; i < STATE_COUNTERS; i++)
-        if (!get_count(object, folder, state_name, state_counters[i].key, false, counter_of(state, i), err))
-            return false;
+    for (size_t i = 0; i < STATE_COUNTERS; i++) {
+        const char *key = state_counters[i].key;
+        if (state_counters[i].may_be_missing && !json_object_get(object, key)) *counter_of(state, i) = 0;
+        else if (!get_count(object, folder, state_name, key, false, counter_of(state, i), err)) return false;
+    }
     for (size_t i = 0; i < STATE_NUMBERS; i++) {
         const json_t *value = json_object_get(object, state_numbers[i].key);
         const bool null = state_numbers[i].may_be_null && json_is_null(value);
@@ -719,7 +743,8 @@ static bool same_loss(double a, double b) {
 /* The same point of the same run, knowing the same; the seconds it took may differ. */
 static bool same_state(const TrainState *a, const TrainState *b) {
     return a->step == b->step && a->updates == b->updates && a->tokens == b->tokens &&
-           a->total_steps == b->total_steps && a->best_step == b->best_step &&
+           a->total_steps == b->total_steps && a->best_step == b->best_step && a->bad_steps == b->bad_steps &&
+           a->cut_short == b->cut_short && a->stories == b->stories &&
            same_loss(a->eval_loss, b->eval_loss) && same_loss(a->best_loss, b->best_loss);
 }
 

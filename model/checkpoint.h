@@ -32,6 +32,10 @@ typedef struct TrainState {
     double eval_loss;     /* held-out loss at this step, NAN if not evaluated here */
     double best_loss;     /* NAN: none yet */
     uint64_t best_step;
+    uint64_t bad_steps; /* the newest ones in a row that were not finite and so not applied */
+    /* 1: a stop came before all that was due after this step was done; the run goes on with the rest. */
+    uint64_t cut_short;
+    uint64_t stories; /* then: written after this step before the stop */
 } TrainState;
 
 typedef struct CheckpointFile {
@@ -44,7 +48,8 @@ typedef struct CheckpointFile {
  * where it cannot be one. */
 size_t checkpoint_bytes(const GptConfig *config);
 /* Writes <checkpoints>/step-NNNNNNNN whole or not at all; free space is checked first. gpt was made for
- * training. */
+ * training. A weight or moment that is not finite is an error that names its tensor: such a model is never
+ * saved. */
 bool checkpoint_save(const char *checkpoints, Gpt *gpt, const TrainState *state, const CheckpointFile *files,
                      size_t n_files, Error *err);
 /* MANIFEST and config.json of a checkpoint folder, or of a plain GPT-2 folder from elsewhere (no MANIFEST:
@@ -53,7 +58,8 @@ bool checkpoint_save(const char *checkpoints, Gpt *gpt, const TrainState *state,
 bool checkpoint_config(const char *path, GptConfig *config, Error *err);
 /* Weights into gpt; with state not NULL also optimizer state and state.json (a run goes on). Names may have
  * a "transformer." prefix; dtypes F32, F16, BF16; a missing, extra (but known buffers) or misshapen tensor
- * is an error that names it. On failure gpt may hold part of the weights only where the disk failed. */
+ * is an error that names it, and so is one that holds a number that is not finite. On failure gpt may hold
+ * part of the weights only in the latter case and where the disk failed. */
 bool checkpoint_load(const char *path, Gpt *gpt, TrainState *state, Error *err);
 bool checkpoint_read_state(const char *path, TrainState *state, Error *err);
 

@@ -1,11 +1,12 @@
 /* crash_shim.c - a library to preload (LD_PRELOAD) that counts what a program changes below one folder, call
- * by call, writes it down, and at one of the calls ends the process or lets the call fail.
- * tests/test_crash.sh drives it, by the environment:
+ * by call, writes it down, and at one of the calls ends the process, lets the call fail, or has a signal come.
+ * tests/test_crash.sh and tests/test_signals.sh drive it, by the environment:
  *   CRASH_FOLDER  absolute; only calls with an absolute path, or on a file open for writing, below it count
  *   CRASH_TRACE   a file to which each counted call is appended: "number name path"
  *   CRASH_AT      the number of a call, from 1; without it nothing is done to any
  *   CRASH_HOW     kill: SIGKILL before the call, of a write after half of its bytes; ENOSPC, EIO: the call
- *                 fails
+ *                 fails; INT, TERM, USR1: that signal comes and is taken before the call; INT*2: twice. Where
+ *                 it is a signal, reads count, too
  *
  * It is the system calls that are counted, not the C library's functions: what stdio writes never passes
  * through a symbol that could be replaced. A seccomp filter turns each of them into a SIGSYS; the handler
@@ -40,7 +41,7 @@ static const Call calls[] = {
     {"write", SYS_write, 0, -1},     {"pwrite", SYS_pwrite64, 0, -1}, {"ftruncate", SYS_ftruncate, 0, -1},
     {"fsync", SYS_fsync, 0, -1},     {"close", SYS_close, 0, -1},     {"open", SYS_openat, -1, 1},
     {"mkdir", SYS_mkdirat, -1, 1},   {"unlink", SYS_unlinkat, -1, 1}, {"rename", SYS_renameat2, -1, 3},
-    {"rename", SYS_renameat, -1, 3},
+    {"rename", SYS_renameat, -1, 3}, {"read", SYS_read, 0, -1},       {"pread", SYS_pread64, 0, -1},
 #ifdef SYS_rename /* the older calls, which x86-64 has besides */
     {"mkdir", SYS_mkdir, -1, 0},     {"unlink", SYS_unlink, -1, 0},   {"rmdir", SYS_rmdir, -1, 0},
     {"rename", SYS_rename, -1, 1},
@@ -51,7 +52,9 @@ enum { CALLS = sizeof calls / sizeof calls[0] };
 static const char *folder;
 static int trace = -1;
 static unsigned long crash_at;
-static int crash_error; /* 0: the process is killed */
+static int crash_error;  /* 0: the process is killed, or */
+static int crash_signal; /* 0: none */
+static int crash_times;  /* of the signal */
 static atomic_ulong count;
 
 /* The call itself; as the kernel answers: below 0 for an error. */
@@ -63,6 +66,7 @@ static long make_call(long number, const unsigned long argument[5]) {
 
 /* What a call is about, if that counts: not a file open for reading, nor what lies outside the folder. */
 static bool is_counted(const Call *call, const unsigned long argument[5], char *path, size_t size) {
+    if ((call->number == SYS_read || call->number == SYS_pread64) && !crash_signal) return false;
     if (call->fd >= 0) {
         char link[64];
         const int fd = (int)argument[call->fd], flags = fcntl(fd, F_GETFL);
@@ -78,6 +82,18 @@ static bool is_counted(const Call *call, const unsigned long argument[5], char *
     return strncmp(path, folder, length) == 0 && (path[length] == '/' || path[length] == 0);
 }
 
+/* The signal comes, and a thread takes it: this one waits for that. */
+static void signal_comes(void) {
+    for (int i = 0; i < crash_times; i++) {
+        sigset_t pending;
+        kill(getpid(), crash_signal);
+        do {
+            usleep(1000);
+            sigpending(&pending);
+        } while (sigismember(&pending, crash_signal));
+    }
+}
+
 static long watch_call(const Call *call, unsigned long argument[5]) {
     char path[4096], line[4200];
     if (!is_counted(call, argument, path, sizeof path)) return make_call(call->number, argument);
@@ -85,7 +101,8 @@ static long watch_call(const Call *call, unsigned long argument[5]) {
     const int size = snprintf(line, sizeof line, "%lu %s %s\n", number, call->name, path);
     const unsigned long to_trace[5] = {(unsigned long)trace, (unsigned long)line, (unsigned long)size};
     make_call(SYS_write, to_trace);
-    if (number != crash_at) return make_call(call->number, argument);
+    if (number == crash_at && crash_signal) signal_comes();
+    if (number != crash_at || crash_signal) return make_call(call->number, argument);
     if (crash_error) {
         /* A close that fails has closed all the same. */
         if (call->number == SYS_close) make_call(call->number, argument);
@@ -145,6 +162,12 @@ __attribute__((constructor)) static void start(void) {
     const char *at = getenv("CRASH_AT"), *how = getenv("CRASH_HOW"), *file = getenv("CRASH_TRACE");
     crash_at = at ? strtoul(at, NULL, 10) : 0;
     crash_error = !how || strcmp(how, "kill") == 0 ? 0 : strcmp(how, "EIO") == 0 ? EIO : ENOSPC;
+    crash_times = how && strchr(how, '*') ? 2 : 1;
+    crash_signal = !how                           ? 0
+                   : strncmp(how, "INT", 3) == 0  ? SIGINT
+                   : strncmp(how, "TERM", 4) == 0 ? SIGTERM
+                   : strncmp(how, "USR1", 4) == 0 ? SIGUSR1
+                                                  : 0;
     trace = open(file ? file : "/dev/null", O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (trace < 0 || !install_filter()) _exit(77);
 }

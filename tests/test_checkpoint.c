@@ -160,7 +160,7 @@ static void round_trip(GptConfig config, const char *name) {
     fill(gpt);
     /* Numbers that text or arithmetic would change. */
     float *bias = xmalloc(config.channels * sizeof *bias);
-    const float special[] = {-0.0f, 1e-45f, -INFINITY, 3.4028235e38f, 0.1f, 1.1754942e-38f};
+    const float special[] = {-0.0f, 1e-45f, -3.4028235e38f, 3.4028235e38f, 0.1f, 1.1754942e-38f};
     size_t count;
     const Parameter *table = gpt_table(gpt, &count);
     for (size_t i = 0; i < config.channels; i++) bias[i] = special[i % 6];
@@ -175,7 +175,10 @@ static void round_trip(GptConfig config, const char *name) {
                         .seconds = 0.1 + 0.2,
                         .eval_loss = NAN,
                         .best_loss = 1.0 / 3,
-                        .best_step = ((uint64_t)1 << 53) + 1},
+                        .best_step = ((uint64_t)1 << 53) + 1,
+                        .bad_steps = 2,
+                        .cut_short = 1,
+                        .stories = 8},
                read;
     const char *folder = at("%s", name);
     CHECK_MSG(checkpoint_save(folder, gpt, &state, tokenizer_files, 2, &err), "%s", err.text);
@@ -192,6 +195,7 @@ static void round_trip(GptConfig config, const char *name) {
     CHECK(gpt_step_state(other).updates == state.updates);
     CHECK(read.step == state.step && read.updates == state.updates && read.tokens == state.tokens);
     CHECK(read.total_steps == state.total_steps && read.best_step == state.best_step);
+    CHECK(read.bad_steps == 2 && read.cut_short == 1 && read.stories == 8);
     CHECK(read.seconds == state.seconds && isnan(read.eval_loss) && read.best_loss == state.best_loss);
 
     /* Without a state the weights alone move. */
@@ -577,6 +581,36 @@ TEST(counters_that_do_not_fit) {
     gpt_free(gpt);
 }
 
+/* A weight or a moment that is not finite is not saved, and says where it is; the old checkpoints stay. */
+TEST(not_finite_is_not_saved) {
+    static const char *const names[] = {"h.1.mlp.c_fc.bias", "m.h.1.mlp.c_fc.bias", "v.h.1.mlp.c_fc.bias"};
+    static const float numbers[] = {NAN, INFINITY, -INFINITY};
+    Gpt *gpt = model_new(small);
+    save(at("poisoned"), gpt, 1, NAN);
+    size_t count, p = 0;
+    const Parameter *table = gpt_table(gpt, &count);
+    while (p + 1 < count && strcmp(table[p].name, names[0]) != 0) p++;
+    float *host = xmalloc(table[p].size * sizeof *host);
+    for (size_t k = 0; k < SAVED_BUFFERS; k++) {
+        gpt_get(gpt, saved_buffers[k], p, host);
+        const size_t at_number = table[p].size - 1 - k;
+        const float before = host[at_number];
+        host[at_number] = numbers[k];
+        gpt_set(gpt, saved_buffers[k], p, host);
+        const TrainState state = state_at(2, NAN);
+        char *expected = xformat("number %zu of tensor %s is ", at_number, names[k]);
+        CHECK(!checkpoint_save(at("poisoned"), gpt, &state, tokenizer_files, 2, &err));
+        CHECK_MSG(says(expected), "%s", err.text);
+        free(expected);
+        CHECK(is_named(checkpoint_newest(at("poisoned"), NULL, &err), "step-00000001"));
+        host[at_number] = before;
+        gpt_set(gpt, saved_buffers[k], p, host);
+    }
+    save(at("poisoned"), gpt, 2, NAN);
+    free(host);
+    gpt_free(gpt);
+}
+
 /* ---- files from elsewhere ---- */
 
 /* A safetensors file under construction. */
@@ -908,14 +942,19 @@ static int half_at(int i) {
     return (i ^ i >> 16) & 65535; /* all of them, then all in another order */
 }
 
-/* Reads every number of a 16-bit type, as wte (8192, 16), and compares each with its definition. */
+/* Reads every finite number of a 16-bit type, as wte (8192, 16), and compares each with its definition. The
+ * others must be refused; a 1 stands in their place. */
 static void check_16_bit(const char *dtype, int fraction_bits) {
     const GptConfig config = {
         .layers = 1, .heads = 1, .channels = 16, .ctx = 4, .vocab = HALVES / 16, .position = POSITION_ROTARY};
     Gpt *gpt = model_new(config);
     uint16_t *bits = xmalloc(HALVES * sizeof *bits);
     float *values = xmalloc(HALVES * sizeof *values);
-    for (int i = 0; i < HALVES; i++) bits[i] = (uint16_t)half_at(i);
+    const int one = 1 << fraction_bits, top = (1 << (15 - fraction_bits)) - 1, bias = top / 2;
+    for (int i = 0; i < HALVES; i++) {
+        const bool finite = (half_at(i) >> fraction_bits & top) != top;
+        bits[i] = (uint16_t)(finite ? half_at(i) : bias << fraction_bits);
+    }
     CHECK(folder_make(at("half"), &err));
     static const char text[] =
         "{\"model_type\": \"train_gpt_rotary\", \"n_layer\": 1, \"n_head\": 1, \"n_embd\": 16, "
@@ -928,20 +967,26 @@ static void check_16_bit(const char *dtype, int fraction_bits) {
     CHECK_MSG(checkpoint_load(at("half"), gpt, NULL, &err), "%s", err.text);
     gpt_get(gpt, GPT_WEIGHTS, 0, values);
 
-    /* IEEE 754's definition: 1.fraction * 2^(exponent - bias), the smallest exponent's without the 1, the
-     * largest's infinite or not a number. */
-    const int one = 1 << fraction_bits, top = (1 << (15 - fraction_bits)) - 1, bias = top / 2;
+    /* IEEE 754's definition: 1.fraction * 2^(exponent - bias), the smallest exponent's without the 1. */
     size_t bad = 0;
     for (int i = 0; i < HALVES; i++) {
-        const int half = half_at(i), exponent = half >> fraction_bits & top, fraction = half & (one - 1);
+        const int half = bits[i], exponent = half >> fraction_bits & top, fraction = half & (one - 1);
         double expected = exponent ? ldexp(one + fraction, exponent - bias - fraction_bits)
                                    : ldexp(fraction, 1 - bias - fraction_bits);
-        if (exponent == top) expected = fraction ? NAN : INFINITY;
         if (half >> 15) expected = -expected;
         const double value = (double)values[i];
-        bad += isnan(expected) ? !isnan(value) : value != expected || signbit(value) != signbit(expected);
+        bad += value != expected || signbit(value) != signbit(expected);
     }
     CHECK_MSG(bad == 0, "%zu of %d are wrong", bad, HALVES);
+    /* Infinite, and not a number: named by its place. */
+    for (int fraction = 0; fraction < 2; fraction++) {
+        bits[70001] = (uint16_t)(top << fraction_bits | fraction);
+        add_model(&maker, gpt, "", "wte.weight");
+        maker_add(&maker, "wte.weight", dtype, "[8192,16]", bits, HALVES * sizeof *bits);
+        maker_end(&maker, at("half/model.safetensors"));
+        CHECK(!checkpoint_load(at("half"), gpt, NULL, &err) && says("number 70001 of tensor wte.weight") &&
+              says(fraction ? "is nan" : "is inf"));
+    }
     free(values);
     free(bits);
     gpt_free(gpt);
@@ -1048,6 +1093,7 @@ TEST(broken_states_are_refused) {
 #undef STATE
     write_plain(at("state/state.json"), good, sizeof good - 1);
     CHECK_MSG(checkpoint_read_state(at("state"), &state, &err), "%s", err.text);
+    CHECK(state.bad_steps == 0 && state.cut_short == 0 && state.stories == 0); /* those came later */
     CHECK(state.step == INT64_MAX && same_double(state.eval_loss, 2) && same_double(state.best_loss, NAN));
 }
 
@@ -1104,6 +1150,7 @@ int main(int argc, char **argv) {
     RUN(killed_at_any_instant);
     RUN(failed_write_loses_nothing);
     RUN(counters_that_do_not_fit);
+    RUN(not_finite_is_not_saved);
     RUN(gpt2_folders_load);
     RUN(wrong_tensors_are_named);
     RUN(hostile_headers_are_refused);

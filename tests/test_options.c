@@ -94,8 +94,8 @@ TEST(whole_numbers) {
 }
 
 TEST(real_numbers) {
-    static const char *const bad[] = {"nan", "inf", "-inf", "infinity", "1e999", "0x1p3", "",    " 1", "1 ",
-                                      "1,5", "1e",  "e1",   ".",        "1.2.3", "-1",    "101", "1f"};
+    static const char *const bad[] = {"nan", "inf", "-inf", "infinity", "1e999", "0x1p3", "",     " 1", "1 ",
+                                      "1,5", "1e",  "e1",   ".",        "1.2.3", "-1",    "1e10", "1f"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         CHECK_MSG(!parse_pair("-lr", bad[i]), "\"%s\" was taken", bad[i]);
         CHECK_MSG(says("-lr"), "%s", err.text);
@@ -238,15 +238,25 @@ TEST(resuming) {
     CHECK(options.heads == 4); /* what is missing stays */
     json_decref(settings);
     /* A given flag counts where it may change ... */
-    CHECK(resume("-lr 0.5 -steps 9", "{\"lr\": 0.25, \"steps\": 5}", &settings));
-    CHECK(options.lr == 0.5 && options.steps == 9);
+    CHECK(resume("-keep 5 -steps 9", "{\"keep\": 2, \"steps\": 5}", &settings));
+    CHECK(options.keep == 5 && options.steps == 9);
+    json_decref(settings);
+    /* ... or may only be raised ... */
+    CHECK(!resume("-steps 4", "{\"steps\": 5}", &settings) && says("-steps") && says("has 5") &&
+          says("found 4"));
+    json_decref(settings);
+    CHECK(resume("-steps 4", "{\"steps\": null}", &settings));
+    json_decref(settings);
+    CHECK(!resume("-lr 0.5", "{\"lr\": 0.25}", &settings) && says("-lr") && says("0.25") && says("0.5"));
+    json_decref(settings);
+    CHECK(!resume("-minutes 1", "{\"minutes\": null}", &settings) && says("has none, found 1"));
     json_decref(settings);
     /* ... may repeat what is fixed, but not contradict it. */
     CHECK(resume("-layers 7 -data x", "{\"layers\": 7, \"data\": \"x\"}", &settings));
     json_decref(settings);
     CHECK(!resume("-layers 8", "{\"layers\": 7}", &settings) && says("-layers") && says("7") && says("8"));
     json_decref(settings);
-    CHECK(!resume("-data y", "{\"data\": null}", &settings) && says("-data") && says("null") &&
+    CHECK(!resume("-data y", "{\"data\": null}", &settings) && says("-data") && says("none") &&
           says("\"y\""));
     json_decref(settings);
 }

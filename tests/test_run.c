@@ -328,7 +328,7 @@ TEST(cut) {
         buffer_append(&log, cases[i].added, i == 2 ? 4 : strlen(cases[i].added));
         write_file(path, log.data, log.size);
         buffer_free(&log);
-        CHECK_MSG(run_log_cut(run, cases[i].step, &err), "%s", err.text);
+        CHECK_MSG(run_log_cut(run, cases[i].step, NULL, &err), "%s", err.text);
         check_file(path, cases[i].expected);
         /* The next row goes behind what is left, though the file is another one. */
         CHECK(run_log(run, json_pack("{s:s}", "type", "next"), &err));
@@ -336,8 +336,19 @@ TEST(cut) {
         check_file(path, expected);
         free(expected);
     }
+    /* Of the step itself only what was done before a stop came. */
+    static const char watched[] = ROW("sample", "2") ROW("step", "3") ROW("eval", "3") ROW("sample", "3")
+        ROW("sample", "3") ROW("sample", "3") ROW("step", "4");
+    static const char first_two[] = ROW("sample", "2") ROW("step", "3") ROW("eval", "3") ROW("sample", "3")
+        ROW("sample", "3"),
+                      none[] = ROW("sample", "2") ROW("step", "3");
+    write_file(path, watched, strlen(watched));
+    CHECK(run_log_cut(run, 3, &(RunWatched){.evaluation = true, .stories = 2}, &err));
+    check_file(path, first_two);
+    CHECK(run_log_cut(run, 3, &(RunWatched){.evaluation = false, .stories = 0}, &err));
+    check_file(path, none);
     CHECK(unlink(path) == 0);
-    CHECK(run_log_cut(run, 5, &err)); /* no log is an empty one */
+    CHECK(run_log_cut(run, 5, NULL, &err)); /* no log is an empty one */
     run_close(run);
 }
 
@@ -360,7 +371,7 @@ TEST(damaged_log) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(path, cases[i].text, strlen(cases[i].text));
         Error err = {0};
-        CHECK_MSG(!run_log_cut(run, 1, &err), "case %zu", i);
+        CHECK_MSG(!run_log_cut(run, 1, NULL, &err), "case %zu", i);
         CHECK_MSG(strstr(err.text, cases[i].part), "'%s' is not in '%s'", cases[i].part, err.text);
         check_file(path, cases[i].text); /* as it was */
         CHECK(!file_exists(in_folder("damaged/log.jsonl.tmp")));
@@ -370,7 +381,7 @@ TEST(damaged_log) {
     buffer_append_text(&deep, "\n");
     write_file(path, deep.data, deep.size);
     Error err = {0};
-    CHECK(!run_log_cut(run, 1, &err));
+    CHECK(!run_log_cut(run, 1, NULL, &err));
     CHECK_MSG(strstr(err.text, "line 1"), "%s", err.text);
     buffer_free(&deep);
     run_close(run);

@@ -39,14 +39,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     else fuzz_check_error(&err, path);
 
     Buffer before = {0}, once = {0}, twice = {0};
-    if (!run_log_cut(run, step, &err)) {
+    if (!run_log_cut(run, step, NULL, &err)) {
         fuzz_check_error(&err, path);
         MUST(file_read(path, SIZE_MAX, &before, &err)); /* what could not be cut is left as it was */
         MUST(before.size == size - 1 && (size == 1 || memcmp(before.data, input + 1, size - 1) == 0));
     } else {
         MUST(run_log_each(fuzz_folder(), not_past, &step, &err));
         MUST(file_read(path, SIZE_MAX, &once, &err) && once.size <= size);
-        MUST(run_log_cut(run, step, &err) && file_read(path, SIZE_MAX, &twice, &err));
+        MUST(run_log_cut(run, step, NULL, &err) && file_read(path, SIZE_MAX, &twice, &err));
         MUST(once.size == twice.size && (once.size == 0 || memcmp(once.data, twice.data, once.size) == 0));
         MUST(report_write(fuzz_folder(), &err));
     }

@@ -1,0 +1,380 @@
+#!/usr/bin/env bash
+# test_hostile.sh - hostile surroundings: each flag with absurd values, sizes whose products overflow, and run
+# folders that are in use, cannot be written, lie on a read-only or a full disk, or are no run. The answer is one
+# line on stderr and exit code 1 or 2, never a crash, and nothing is changed. Takes the program's path; at last
+# "hostile: N passed, N failed, N skipped".
+# shellcheck disable=SC2086 # lists of flags are words
+set -u
+program=$(realpath "${1:?usage: test_hostile.sh PROGRAM}")
+unset OMP_NUM_THREADS
+export OMP_WAIT_POLICY=passive
+[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp" || exit 1
+passed=0 failed=0 skipped=0
+
+run_test() { # NAME FUNCTION ARGUMENT...
+    local name=$1 status
+    shift
+    (set -e; "$@") > output 2>&1
+    status=$? # a condition would switch -e off
+    case $status in
+    0) passed=$((passed + 1)) ;;
+    77)
+        skipped=$((skipped + 1))
+        echo "  skipped $name: $(tail -n 1 output)"
+        ;;
+    *)
+        failed=$((failed + 1))
+        echo "  FAILED $name"
+        tail -n 12 output | cut -c 1-300 | sed 's/^/    /'
+        ;;
+    esac
+}
+limit=()
+command -v timeout > /dev/null && limit=(timeout --kill-after=5 60)
+# refused CODE WORDS ARGUMENT...: ends with that code, prints nothing on stdout and one line on stderr, which is
+# short, has no control characters, and holds the words (a grep pattern).
+refused() {
+    local code=$1 words=$2 status=0
+    shift 2
+    ${limit[@]+"${limit[@]}"} "$program" "$@" < /dev/null > out 2> err || status=$?
+    ((status == code)) || { echo "$*: exit code $status, expected $code: $(cat err)"; return 1; }
+    [[ ! -s out ]] || { echo "$*: on stdout: $(cat out)"; return 1; }
+    [[ $(wc -l < err) == 1 && $(wc -c < err) -lt 1100 ]] || { echo "$*: not one line: $(cat err)"; return 1; }
+    if tr -d '\n' < err | LC_ALL=C grep -q -a '[[:cntrl:]]'; then
+        echo "$*: control characters: $(cat -v err)"
+        return 1
+    fi
+    grep -q -a '^train_gpt: error: ' err || { echo "$*: $(cat err)"; return 1; }
+    LC_ALL=C grep -q -a -e "$words" err || { echo "$*: no '$words' in: $(cat err)"; return 1; }
+}
+done_with() { # ARGUMENT...
+    local status=0
+    ${limit[@]+"${limit[@]}"} "$program" "$@" < /dev/null > out 2> err || status=$?
+    ((status == 0)) || { echo "$*: exit code $status: $(cat err)"; return 1; }
+}
+
+for i in $(seq 20); do printf 'Anna had %d hats. Ben lost it\n<|endoftext|>\n' "$i"; done > stories.txt
+small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -eval-every 0
+    -eval-tokens 32 -samples 1 -sample-tokens 4"
+done_with $small -steps 2 -run reference || { cat err; exit 1; }
+"$program" -help | cut -c 1-24 | sed -n 's/^  -\([a-z][a-z0-9-]*\) *\([A-Z|a-z0-9,]*\).*/\1 \2/p' > flags
+
+# ---- each flag ----
+long=$(head -c 100000 /dev/zero | tr '\0' 9)
+not_utf8=$(printf 'a\377\376z')
+controls=$(printf 'a\n\033[31mz')
+whole=('' -1 -9223372036854775809 9223372036854775807 99999999999999999999 1e9 nan inf 0x10 1.5 ' 1' '1 ' 1x '+' '-'
+    "$long" "-$long" "$not_utf8" "$controls" '1,000' true)
+real=('' -1 -1e-3 -inf inf nan NAN 1e999 1e300 0x1p3 '1,5' ' 1' 1x . e '+' '-' "$long" "-$long" "$not_utf8" "$controls"
+    true)
+choice=('' x 0 -1 "$long" "$not_utf8" "$controls")
+path=('' "$long" "$not_utf8")
+# 0 has a meaning: none, never, only at the end.
+zero=' dropout lr min-lr warmup weight-decay beta1 beta2 clip seed eval-every sample-every samples temperature top-k
+    top-p checkpoint-every '
+tried=0
+each_flag() {
+    local name kind value values words
+    while read -r name kind; do
+        case $name:$kind in
+        prompt:*) values=("$not_utf8") ;;
+        *:N) values=("${whole[@]}") ;;
+        *:X) values=("${real[@]}") ;;
+        *:PATH | *:RUN | *:DIR | *:A,B) values=("${path[@]}") ;;
+        *:*'|'* | *:) values=("${choice[@]}") ;;
+        *)
+            echo "-$name $kind: a kind of value that this test does not know"
+            return 1
+            ;;
+        esac
+        for value in "${values[@]}"; do
+            words="^train_gpt: error: -$name: found \""
+            [[ $name != attention ]] || words="$words\|no attention backend named" # a kernel can be named, too
+            refused 2 "$words" -dry-run "-$name=$value"
+            echo tried >> flags.tried
+        done
+        [[ $kind == [NX] ]] || continue
+        if [[ $zero =~ [[:space:]]${name}[[:space:]] ]]; then
+            done_with -dry-run "-$name" 0
+        else
+            refused 2 "^train_gpt: error: -$name: found \"0\", expected a" -dry-run "-$name" 0
+        fi
+        # As a word of its own, and without any.
+        refused 2 "^train_gpt: error: -$name: found \"nan\"" -dry-run "-$name" nan
+        refused 2 "^train_gpt: error: -$name needs a value" -dry-run "-$name"
+        echo tried >> flags.tried
+    done < flags
+    (($(wc -l < flags) >= 50)) || { echo "only $(wc -l < flags) flags in -help"; return 1; }
+    (($(wc -l < flags.tried) >= 500)) || { echo "only $(wc -l < flags.tried) values"; return 1; }
+}
+run_test 'each flag with absurd values' each_flag
+tried=$(wc -l < flags.tried)
+passed=$((passed + tried - 1))
+
+paths_and_words() {
+    local name
+    for name in data heldout tokenizer load; do
+        refused 1 'nowhere' $small -steps 1 -run never "-$name" nowhere
+        refused 1 'no?where' $small -steps 1 -run never "-$name" "$(printf 'no\nwhere')"
+        refused 1 '99999' $small -steps 1 -run never "-$name" "${long::4000}" # longer than a name can be
+    done
+    refused 1 '99999' $small -steps 1 -run "${long::4000}"
+    refused 1 'nowhere' -generate -load nowhere
+    refused 1 'nowhere' -evaluate -load nowhere
+    status=0
+    "$program" -evaluate -load reference -heldout nowhere > out 2> err || status=$?
+    ((status == 1)) && [[ ! -s out ]]
+    tail -n 1 err | grep -q '^train_gpt: error: -heldout: there is no file or folder nowhere;'
+    refused 2 'nowhere' $small -steps 1 -compare naive,nowhere -run never
+    refused 2 '-compare' $small -steps 1 -compare ,,, -run never
+    refused 2 '-compare' $small -steps 1 -compare naive,naive -run never
+    done_with -generate -load reference -sample-tokens 3 -prompt ''
+    done_with -generate -load reference -sample-tokens 3 -prompt "$long"
+    done_with -generate -load reference -sample-tokens 3 -prompt "$controls"
+    refused 2 'flags begin with -' "$long"
+    refused 2 'there is no flag' "-$long"
+    refused 2 'there is no flag' "-$not_utf8"
+    refused 2 'there is no flag' "-$controls"
+    refused 2 '' -
+    refused 2 '' --
+    refused 2 '' ''
+    refused 2 '' =
+    refused 2 '' -=
+    refused 2 '' "--x=$long"
+    [[ ! -e never ]]
+}
+run_test 'paths and words' paths_and_words
+
+# ---- sizes ----
+answered() { # CODES ARGUMENT...: one of them, in one line if it is no 0
+    local codes=$1 status=0
+    shift
+    ${limit[@]+"${limit[@]}"} "$program" "$@" < /dev/null > out 2> err || status=$?
+    [[ " $codes " == *" $status "* ]] || { echo "$*: exit code $status: $(cat err)"; return 1; }
+    ((status == 0)) || [[ $(wc -l < err) == 1 && $(cat err) == 'train_gpt: error: '* ]] ||
+        { echo "$*: $(cat err)"; return 1; }
+}
+huge_sizes() {
+    local sizes most=1099511627776 count=0
+    for sizes in '-layers 1000000' "-layers $most" '-channels 1000000000' "-channels $most" "-heads $most" \
+        "-heads $most -channels $most" '-batch 1000000000' '-ctx 1000000000' "-ctx $most" \
+        '-ctx 1000000000 -batch 1000000000' "-ctx $most -batch 1000000000 -micro 1000000000" \
+        '-micro 1000000000 -batch 1000000000' "-layers $most -channels $most -ctx $most -batch 1000000000" \
+        '-layers 1024 -channels 2147483647 -heads 2147483647 -position learned' \
+        '-layers 1024 -heads 16777216 -channels 2147483648' '-channels 2147483520 -heads 16777215 -ctx 2147483647' \
+        '-ctx 2147483647 -batch 1000000000 -samples 1000000 -sample-tokens 1000000000'; do
+        for more in '-attention flash' '-attention naive -position learned'; do
+            # Some of them are a matter of memory, or of the data, some of use; a plan alone may be possible.
+            answered '1 2' $small -steps 1 -run never $sizes $more
+            answered '0 1 2' -dry-run -run never $sizes $more
+            count=$((count + 2))
+        done
+    done
+    [[ ! -e never ]]
+    # What is large and harmless.
+    done_with $small -dry-run -steps $most -warmup $most -eval-every $most -keep 1000000 -checkpoint-every $most
+    done_with $small -dry-run -eval-tokens 9007199254740992 -sample-tokens 1000000000 -seed 9007199254740992
+    done_with -dry-run -stories 1000000000 -minutes 10000000
+    echo $count > sizes.tried
+}
+run_test 'sizes whose products overflow' huge_sizes
+passed=$((passed + $(cat sizes.tried 2> /dev/null || echo 1) - 1))
+
+# ---- a folder that is in use ----
+in_use() {
+    local process mode status=0 step
+    rm -rf busy
+    "$program" $small -steps 1000000000 -run busy > busy.out 2>&1 &
+    process=$!
+    for _ in $(seq 600); do
+        grep -q -s '"step":3,' busy/log.jsonl && break
+        sleep 0.05
+    done
+    for mode in '-resume -run busy' "$small -steps 1 -run busy" "$small -steps 1 -run busy -force" \
+        "$small -tokenize -run busy" "$small -steps 1 -run busy/" "-resume -run ./busy"; do
+        refused 1 'busy.*in use by another process, number [0-9]\|busy.* holds a run' $mode || status=1
+    done
+    cp busy/log.jsonl before
+    kill -TERM $process
+    wait $process || [[ $? == 143 ]] || status=1
+    # Nobody took anything from it: each step has its row, and it goes on.
+    step=$(find busy/checkpoints -name 'step-*' | sort | sed -n '$s/.*step-0*//p')
+    [[ $(grep -c '"type":"step"' busy/log.jsonl) == "$step" && ! -e busy.old-1 ]] || status=1
+    head -c "$(wc -c < before)" busy/log.jsonl | cmp - before || status=1
+    return $status
+}
+run_test 'a run folder that is in use' in_use
+
+# ---- what is no run ----
+not_a_run() {
+    mkdir -p other empty
+    echo mine > other/mine
+    ln -sf nothing-there dangling
+    ln -sfn reference linked
+    refused 1 'stories.txt.* is a file' $small -steps 1 -run stories.txt
+    refused 1 'stories.txt.* is a file' $small -steps 1 -run stories.txt -force
+    refused 1 'stories.txt.* is a file' $small -steps 1 -run stories.txt -resume
+    refused 1 'stories.txt: there is a file of that name' $small -steps 1 -run stories.txt/under-a-file
+    refused 1 'dangling' $small -steps 1 -run dangling
+    for how in '' -force -resume; do refused 1 'not empty and is no run' $small -steps 1 -run other $how; done
+    refused 1 'not empty and is no run' $small -steps 1 -run / $how
+    refused 1 'not empty and is no run' $small -steps 1 -run . $how
+    for how in stories.txt other empty dangling /dev/null; do
+        refused 1 "$how" -generate -load $how
+        refused 1 "$how" -evaluate -load $how
+        refused 1 "$how" $small -load $how -steps 1 -run never
+    done
+    [[ $(ls other) == mine && $(cat other/mine) == mine && -z $(ls empty) && ! -e never ]]
+    (cd empty && refused 1 "no run under 'runs/'" -resume && refused 1 "no run under 'runs/'" -generate)
+    rm empty/*
+    done_with $small -steps 1 -run empty # which an empty folder may become
+    done_with -generate -load linked
+}
+run_test 'folders that are no run' not_a_run
+
+# Each thing in a run, replaced by what it is not. Nothing crashes, and what cannot be used is named.
+damaged_run() {
+    local entry instead how status
+    for entry in run.json log.jsonl report.html lock tokens tokens/merges.txt tokens/data.json \
+        tokens/train-00000.bin tokens/heldout-00000.bin checkpoints checkpoints/step-00000002 \
+        checkpoints/step-00000002/{MANIFEST,state.json,config.json,model.safetensors,optimizer.safetensors}; do
+        for instead in nothing empty folder dangling pipe random huge; do
+            rm -rf damaged
+            cp -r reference damaged
+            rm -r damaged/$entry
+            case $instead in
+            empty) : > damaged/$entry ;;
+            folder) mkdir damaged/$entry ;;
+            dangling) ln -s nothing-there damaged/$entry ;;
+            pipe)
+                # Opening one for writing would wait for a reader, as is its nature.
+                [[ $entry != log.jsonl && $entry != lock ]] || continue
+                mkfifo damaged/$entry
+                ;;
+            random) head -c 3000 "$program" > damaged/$entry ;;
+            huge) truncate -s 1T damaged/$entry 2> /dev/null || continue ;;
+            esac
+            for how in '-resume -run damaged -steps 3' '-evaluate -load damaged'; do
+                status=0
+                ${limit[@]+"${limit[@]}"} "$program" $how > out 2> err < /dev/null || status=$?
+                if ((status > 2)) || { ((status > 0)) && [[ $(grep -c '^train_gpt: error: ' err) != 1 ]]; }; then
+                    echo "$entry is $instead, $how: exit code $status: $(cat err)"
+                    return 1
+                fi
+                echo "$instead $status" >> damaged.tried
+            done
+        done
+    done
+    (($(wc -l < damaged.tried) > 200)) && grep -q 'nothing 0' damaged.tried && grep -q 'folder 1' damaged.tried
+}
+run_test 'a run in which something is replaced' damaged_run
+passed=$((passed + $(wc -l < damaged.tried) - 1))
+
+# ---- folders that cannot be written ----
+# As a user who may not: root may everything.
+as_nobody() {
+    if (($(id -u) != 0)); then "$@"
+    elif command -v setpriv > /dev/null; then setpriv --reuid=65534 --regid=65534 --clear-groups "$@"
+    else return 77
+    fi
+}
+not_writable() {
+    local status=0 copy=$tmp/program
+    as_nobody true || { echo 'no setpriv, by which root could run it as somebody else'; exit 77; }
+    cp "$program" program
+    chmod 755 "$tmp" program
+    as_nobody "$copy" -version > out 2> err || { echo "the program cannot be run as nobody: $(cat err)"; exit 77; }
+    rm -rf closed open
+    mkdir closed open
+    chmod 555 closed
+    chmod 777 open
+    chmod -R a+rX reference stories.txt
+    try() { # CODE WORDS ARGUMENT...
+        local code=$1 words=$2 got=0
+        shift 2
+        as_nobody "$copy" "$@" > out 2> err < /dev/null || got=$?
+        ((got == code)) || { echo "$*: exit code $got: $(cat err)"; return 1; }
+        ((code == 0)) || [[ $(wc -l < err) == 1 ]] || { cat err; return 1; }
+        ((code == 0)) || grep -q -e "$words" err || { echo "$*: $(cat err)"; return 1; }
+    }
+    try 1 'error: .*closed.*Permission denied' $small -steps 1 -run closed
+    try 1 'error: .*closed/run.*Permission denied' $small -steps 1 -run closed/run
+    (cd closed && try 1 'error: .*runs.*Permission denied' ${small/stories.txt/..\/stories.txt} -steps 1)
+    cp -r reference closed/reference 2> /dev/null || true # as root
+    [[ ! -d closed/reference ]] || {
+        try 1 'error: .*Permission denied' -resume -run closed/reference -steps 3
+        try 0 '' -generate -load closed/reference # which needs no writing
+        try 0 '' -evaluate -load closed/reference
+    }
+    # Checkpoints that cannot be written: the training goes on, and ends with an error.
+    cp -r reference open/run
+    chmod -R a+rwX open/run
+    chmod 555 open/run/checkpoints
+    status=0
+    as_nobody "$copy" -resume -run open/run -steps 6 -checkpoint-every 1 > out 2> err || status=$?
+    ((status == 1)) || { echo "exit code $status: $(cat err)"; return 1; }
+    [[ $(grep -c 'Permission denied; .*; the training goes on$' err) == 3 ]]
+    tail -n 1 err | grep -q '^train_gpt: error: .*Permission denied'
+    diff <(ls reference/checkpoints) <(ls open/run/checkpoints)
+    chmod 777 open/run/checkpoints
+    try 0 '' -resume -run open/run
+    # What cannot be read.
+    rm -r open/run
+    cp -r reference open/run
+    chmod -R a+rwX open/run
+    chmod a-r open/run/checkpoints/*/model.safetensors
+    try 1 'model.safetensors.*Permission denied' -generate -load open/run
+    chmod 000 stories.txt
+    try 1 'stories.txt.*Permission denied' $small -steps 1 -run open/new
+    chmod 644 stories.txt
+    [[ ! -e open/new ]]
+}
+run_test 'folders that cannot be written or read' not_writable
+
+# ---- disks ----
+read_only_disk() {
+    mkdir -p disk
+    mount -t tmpfs -o size=16m tmpfs disk
+    cp -r reference disk/run
+    mkdir disk/empty
+    mount -o remount,ro disk
+    refused 1 'Read-only file system' $small -steps 1 -run disk/new
+    refused 1 'Read-only file system' $small -steps 1 -run disk/empty
+    refused 1 'Read-only file system' $small -steps 1 -run disk/run -force
+    refused 1 'Read-only file system' -resume -run disk/run -steps 3
+    refused 1 'Read-only file system' $small -tokenize -run disk/new
+    refused 1 'Read-only file system' $small -compare naive,flash -steps 1 -run disk/new
+    status=0
+    (cd disk && "$program" ${small/stories.txt/..\/stories.txt} -steps 1 > ../out 2> ../err) || status=$?
+    ((status == 1)) && grep -q 'runs: Read-only file system' err
+    done_with -generate -load disk/run
+    done_with -evaluate -load disk/run
+    done_with -dry-run -run disk/new
+    diff -r reference disk/run
+}
+full_disk() {
+    mkdir -p disk
+    mount -t tmpfs -o size=1m tmpfs disk
+    dd if=/dev/zero of=disk/filler bs=4096 2> dd.output || true
+    refused 1 'No space left on device' $small -steps 1 -run disk/new
+    refused 1 'No space left on device' $small -tokenize -run disk/new
+    answered 1 $small -compare naive,flash -steps 1 -run disk/new
+    grep -q 'No space left on device' err
+    [[ $(ls disk) == filler ]] # what was begun is gone
+    rm disk/filler
+    done_with $small -steps 1 -run disk/new
+}
+export -f refused answered done_with read_only_disk full_disk
+export program small
+in_own_mounts() { # FUNCTION
+    unshare --user --map-root-user --mount mount -t tmpfs tmpfs "$tmp" 2> /dev/null ||
+        { echo 'this user may not mount a file system of its own'; exit 77; }
+    unshare --user --map-root-user --mount bash -e -c "limit=(); $1"
+}
+run_test 'a read-only disk' in_own_mounts read_only_disk
+run_test 'a full disk' in_own_mounts full_disk
+echo "hostile: $passed passed, $failed failed, $skipped skipped"
+[[ $failed == 0 ]]
