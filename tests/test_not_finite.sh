@@ -123,7 +123,7 @@ run_test '-lr 1e9' destroyed -lr 1e9
 run_test '-lr 1e9 without clipping and weight decay' destroyed -lr 1e9 -clip 0 -weight-decay 0
 # ---- a number in a step ----
 # A constant learning rate, so that runs of several lengths compare.
-constant="$small -min-lr 4e-3 -warmup 2"
+constant="$small -lr 4e-3 -min-lr 4e-3 -warmup 2"
 left_out() { # WHERE NAMED
     ends_with 0 env FAULTS="$1" "$faulty" $constant -steps 6 -run run
     [[ $(wc -l < err) == 1 ]]
