@@ -54,8 +54,8 @@ typedef struct Option {
 #define REAL_AUTO(flag, field, section, kept, low, high, otherwise, words)                                   \
     ROW(flag, TYPE_REAL, field, section, kept, .value = "X", .number = OPTION_AUTO, .min = low, .max = high, \
         .automatic = otherwise, .help = words)
-#define TEXT(flag, field, section, kept, shown, bytes, otherwise, words)                             \
-    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .min = 1, .max = bytes,               \
+#define TEXT(flag, field, section, kept, shown, bytes, otherwise, words)               \
+    ROW(flag, TYPE_TEXT, field, section, kept, .value = shown, .min = 1, .max = bytes, \
         .automatic = otherwise, .help = words)
 #define CHOICE(flag, field, section, kept, standard, choices, words) \
     ROW(flag, TYPE_CHOICE, field, section, kept, .value = choices, .text = standard, .help = words)
@@ -91,8 +91,8 @@ static const Option table[] = {
          "start from a run's best model, from RUN/checkpoints/step-N, or from a folder with GPT-2's weights; "
          "it brings its shape and tokenizer"),
 
-    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1, .max = NAME_BYTES,
-        .text = "flash",
+    ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1,
+        .max = NAME_BYTES, .text = "flash",
         .help = "flash never stores the T x T table, naive does; a kernel can also be named"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
 
@@ -141,9 +141,14 @@ static const Option table[] = {
     SWITCH("force", force, RUN, CALL, "start over: an old run is moved aside to DIR.old-N"),
 
     CHOICE("device", device, MACHINE, FREE, "auto", "auto|cpu|cuda", "where to compute"),
-    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32", "of activations; on a GPU bf16, on a CPU fp32"),
+    CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32",
+           "of activations; on a GPU bf16, on a CPU fp32"),
     INT_AUTO("threads", threads, MACHINE, FREE, 1, 4096, "OMP_NUM_THREADS, else the CPUs it may use",
              "CPU threads"),
+    REAL("timeout", timeout, MACHINE, CALL, 120, 1, 1e6,
+         "with several ranks: seconds of a step in which one may be silent (five times as many outside of "
+         "steps) "
+         "before the run ends"),
 
     SWITCH(
         "generate", generate, MODE, CALL,

@@ -217,7 +217,7 @@ static void print_kinds(double step_seconds) {
 static bool run(const Settings *s, Error *err) {
     base = find_ops(s->device);
     if (!base) return error_set(err, "this build has no device %s", s->device);
-    Stream *stream = base->open((int)s->threads, err);
+    Stream *stream = base->open(0, (int)s->threads, err);
     if (!stream) return false;
     GptSetup setup = {
         .config = {.layers = s->layers,

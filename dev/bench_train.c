@@ -375,7 +375,7 @@ static bool write_json(const Report *report, Error *err) {
 
 static bool bench(Settings *s, Error *err) {
     const Ops *ops = &ops_cpu;
-    Stream *stream = ops->open((int)s->threads, err);
+    Stream *stream = ops->open(0, (int)s->threads, err);
     if (!stream) return false;
     Report report = {.settings = s,
                      .config = {.layers = s->layers,
