@@ -668,8 +668,8 @@ void ranks_end(Ranks *ranks) {
     if (link->gpu) ranks_gpu_close(link->gpu, false);
 #endif
     if (link->mpi) leave(link);
-    free(link->parts), free(link->tails), free(link->tail_requests), free(link->requests);
-    free(link->buckets), free(link->peers);
+    ranks_detach(ranks);
+    free(link->peers);
     free(link);
     ranks->link = NULL;
 }
@@ -771,6 +771,14 @@ void ranks_attach(Ranks *ranks, Gpt *gpt) {
         link->buckets[i].count = end - link->buckets[i].start;
     }
     if (!on_gpu && link->mpi) attach_cpus(link);
+}
+
+void ranks_detach(Ranks *ranks) {
+    RankLink *link = ranks->link;
+    if (!link) return;
+    free(link->parts), free(link->tails), free(link->tail_requests), free(link->requests),
+        free(link->buckets);
+    link->parts = NULL, link->tails = NULL, link->tail_requests = link->requests = NULL, link->buckets = NULL;
 }
 
 /* Called by the backward pass. */
@@ -897,6 +905,9 @@ void ranks_in_steps(Ranks *ranks, bool in_steps) {
 }
 void ranks_attach(Ranks *ranks, Gpt *gpt) {
     (void)ranks, (void)gpt;
+}
+void ranks_detach(Ranks *ranks) {
+    (void)ranks;
 }
 void ranks_average_begin(Ranks *ranks, int stop) {
     (void)ranks, (void)stop;

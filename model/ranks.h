@@ -65,8 +65,10 @@ bool ranks_same(Ranks *ranks, const char *what, const char *ours, const char *ad
 bool ranks_join_devices(Ranks *ranks, const Ops *ops, Stream *stream, Error *err);
 /* Host memory that averaging will hold. */
 size_t ranks_bytes(const Ranks *ranks, const Ops *ops);
-/* From now on steps of this model are averaged. It must outlive the steps. */
+/* From now on steps of this model are averaged, until it is detached: before it is freed, unless ranks_end came
+ * first. */
 void ranks_attach(Ranks *ranks, Gpt *gpt);
+void ranks_detach(Ranks *ranks);
 /* The next gpt_forward_backward is the step's last on this rank: gradients are summed over all ranks as they
  * become final, in buckets, while it goes on. `stop`: the signal to stop that this rank got, or 0. */
 void ranks_average_begin(Ranks *ranks, int stop);

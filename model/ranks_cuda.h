@@ -16,8 +16,6 @@ typedef enum RanksGpuState { RANKS_GPU_BUSY, RANKS_GPU_READY, RANKS_GPU_FAILED }
 
 /* "GPU-5f3c...": no other GPU on any host has the same. */
 void ranks_gpu_name(Stream *stream, char *text, size_t size);
-/* How many GPUs this process sees. */
-int ranks_gpu_count(void);
 /* What rank 0 tells all before they join. */
 bool ranks_gpu_id(char id[RANKS_GPU_ID_BYTES], Error *err);
 /* Begins to join `count` ranks; to be polled until it is ready. */
