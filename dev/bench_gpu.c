@@ -8,9 +8,16 @@
  * training: nothing waits until the last. Three more are taken with a wait after each operation, which
  * tells the time of each kind and the rate it reaches: FLOPs of its matrix products, or the bytes that it
  * cannot do without, over its time. Causal attention is counted once (half the table), whatever a backend
- * computes besides. The first line is for scripts: "tokens/s N". */
+ * computes besides. The first line is for scripts: "tokens/s N".
+ *
+ *     mpirun -n 2 bench_gpu ...
+ *
+ * trains on a GPU a rank, --batch sequences each, and also tells the time of a step in which the GPU waits for the
+ * sums of gradients. TRAIN_GPT_AVERAGE_ALONE=1 takes one GPU through all of that too; what it then costs is what
+ * NCCL's launches and events cost. */
 #include "../common.h"
 #include "../model/gpt.h"
+#include "../model/ranks.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -192,11 +199,16 @@ static const Ops *find_ops(const char *device) {
     return NULL;
 }
 
-static void step(Gpt *gpt, const Settings *s, const int32_t *tokens, uint64_t number) {
+/* Waits for its end where there are several ranks, as training does. */
+static void step(Gpt *gpt, Ranks *ranks, const Settings *s, const int32_t *tokens, uint64_t number) {
     gpt_step_begin(gpt, number, 1e-4f);
-    gpt_forward_backward(gpt, tokens, tokens + 1, s->batch, 0, s->batch * s->ctx);
+    ranks_average_begin(ranks, 0);
+    gpt_forward_backward(gpt, tokens, tokens + 1, s->batch, s->batch * (size_t)ranks->rank,
+                         s->batch * s->ctx * (size_t)ranks->count);
+    ranks_average_end(ranks);
     gpt_step_end(gpt,
                  (AdamW){.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1});
+    ranks_step_done(ranks);
 }
 
 static void print_kinds(double step_seconds) {
@@ -214,11 +226,12 @@ static void print_kinds(double step_seconds) {
     printf("%10.2f          sum; a step in training takes %.2f ms\n", 1e3 * all, 1e3 * step_seconds);
 }
 
-static bool run(const Settings *s, Error *err) {
+static bool run(const Settings *s, Ranks *ranks, Error *err) {
     base = find_ops(s->device);
     if (!base) return error_set(err, "this build has no device %s", s->device);
-    Stream *stream = base->open(0, (int)s->threads, err);
-    if (!stream) return false;
+    Stream *stream = base->open(ranks->local_rank, (int)s->threads, err);
+    if (!ranks_all(ranks, stream != NULL, NULL, err) || !ranks_join_devices(ranks, base, stream, err))
+        return false;
     GptSetup setup = {
         .config = {.layers = s->layers,
                    .heads = s->heads,
@@ -251,18 +264,22 @@ static bool run(const Settings *s, Error *err) {
     gpt_init_weights(gpt, 1);
     const size_t tokens = s->batch * s->ctx;
     int32_t *ids = (int32_t *)xmalloc((tokens + 1) * sizeof *ids);
-    Rng rng = rng_start(1, 1);
+    Rng rng = rng_start(1, 1 + (uint64_t)ranks->rank);
     for (size_t i = 0; i <= tokens; i++) ids[i] = (int32_t)rng_below(&rng, s->vocab);
 
     uint64_t number = 0;
-    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
+    ranks_attach(ranks, gpt);
+    for (int i = 0; i < WARM_UP; i++) step(gpt, ranks, s, ids, number++);
     gpt_step_state(gpt); /* waits */
-    const double start = seconds_now();
-    for (size_t i = 0; i < s->steps; i++) step(gpt, s, ids, number++);
+    ranks_take_exposed(ranks);
+    const double start = seconds_now(), count = ranks->count;
+    for (size_t i = 0; i < s->steps; i++) step(gpt, ranks, s, ids, number++);
     const StepState state = gpt_step_state(gpt);
-    const double seconds = (seconds_now() - start) / (double)s->steps, rate = (double)tokens / seconds;
+    const double seconds = (seconds_now() - start) / (double)s->steps,
+                 rate = count * (double)tokens / seconds;
+    const double exposed = ranks_take_exposed(ranks) / (double)s->steps;
     profiling = true;
-    for (int i = 0; i < PROFILED; i++) step(gpt, s, ids, number++);
+    for (int i = 0; i < PROFILED; i++) step(gpt, ranks, s, ids, number++);
     gpt_step_state(gpt);
 
     char device[160];
@@ -273,10 +290,15 @@ static bool run(const Settings *s, Error *err) {
            s->channels, s->heads, s->vocab, s->position, s->batch, s->ctx,
            (double)gpt_parameter_count(&setup.config) / 1e6);
     const double flops = rate * gpt_flops_per_token(&setup.config),
-                 peak = base->peak_flops ? base->peak_flops(stream) : 0;
+                 peak = base->peak_flops ? count * base->peak_flops(stream) : 0;
     printf("%.2f ms a step, %.1f model TFLOP/s", 1e3 * seconds, flops / 1e12);
     if (peak > 0) printf(" (MFU %.1f %%)", 100 * flops / peak);
-    printf(", loss %.4f\n", state.loss_sum / (double)tokens);
+    printf(", loss %.4f\n", state.loss_sum / (double)tokens / count);
+    if (ranks->link) {
+        char text[160];
+        ranks_describe(ranks, text, sizeof text);
+        printf("ranks: %s; %.3f ms a step exposed (%.2f %%)\n", text, 1e3 * exposed, 100 * exposed / seconds);
+    }
     printf("memory planned: %.2f GiB", (double)plan.total / 0x1p30);
     if (base->memory) {
         size_t free_bytes = 0, total = 0;
@@ -288,6 +310,7 @@ static bool run(const Settings *s, Error *err) {
         printf("%10.2f GiB  %s\n", (double)plan.row[i].bytes / 0x1p30, plan.row[i].purpose);
     print_kinds(seconds);
     free(ids);
+    ranks_detach(ranks);
     gpt_free(gpt);
     base->close(stream);
     return isfinite(state.loss_sum) || error_set(err, "the loss is not finite");
@@ -305,7 +328,12 @@ int main(int argc, char **argv) {
                   .batch = 64,
                   .steps = 20};
     Error err = {""};
-    if (parse(argc, argv, &s, &err) && run(&s, &err)) return EXIT_DONE;
-    fprintf(stderr, "bench_gpu: %s\n", err.text);
-    return EXIT_FAILED;
+    Ranks ranks;
+    bool done = ranks_start(&ranks, 120, &err) && parse(argc, argv, &s, &err);
+    /* Only rank 0 prints its figures. */
+    done = done && (ranks.rank == 0 || freopen("/dev/null", "w", stdout)) && run(&s, &ranks, &err);
+    if (!done) fprintf(stderr, "bench_gpu: %s\n", err.text);
+    if (!done) ranks_abort(&ranks, EXIT_FAILED);
+    ranks_end(&ranks);
+    return done ? EXIT_DONE : EXIT_FAILED;
 }

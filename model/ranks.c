@@ -794,7 +794,7 @@ static void on_final(void *user, size_t row) {
         move_buckets(link);
     }
     attend(link);
-    link->exposed += seconds_now() - begun;
+    if (link->tails) link->exposed += seconds_now() - begun; /* on a GPU the host's time costs nothing */
 }
 
 void ranks_average_begin(Ranks *ranks, int stop) {
@@ -822,8 +822,7 @@ int ranks_step_done(Ranks *ranks) {
         GpuWait wait = {.stream = true};
         wait_until(link, gpu_finished, &wait);
         gpu_check(link, !wait.failed, &wait.err);
-        link->exposed = ranks_gpu_exposed(
-            link->gpu); /* the host's own time is not what computing waits for */
+        link->exposed += ranks_gpu_exposed(link->gpu);
         link->agreed_stop = ranks_gpu_stop(link->gpu);
     }
 #endif
