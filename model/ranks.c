@@ -135,8 +135,9 @@ static bool averaging_alone(void) {
 
 /* ==== the watch over this process ==== */
 static struct {
-    char name[HOST_BYTES + 32]; /* "rank 2 on HOST" */
-    atomic_uint life;           /* counted up whenever the main thread shows some */
+    char name[HOST_BYTES + 32];  /* "rank 2 on HOST" */
+    _Atomic(const char *) where; /* what a line should say besides */
+    atomic_uint life;            /* counted up whenever the main thread shows some */
     atomic_int allowed_ms;
     atomic_bool on;
 } watched;
@@ -158,9 +159,9 @@ static void *watch_process(void *unused) {
         const double allowed = 1e-3 * atomic_load(&watched.allowed_ms);
         if (idle <= 1.25 * allowed + 2 || !atomic_load(&watched.on)) continue;
         dprintf(STDERR_FILENO,
-                "train_gpt: error: %s shows no life for %.0f s (-timeout); the run ends, go on with "
+                "train_gpt: error: %s shows no life for %.0f s (-timeout)%s; the run ends, go on with "
                 "-resume\n",
-                watched.name, idle);
+                watched.name, idle, atomic_load(&watched.where));
         _exit(EXIT_FAILED);
     }
     return NULL;
@@ -356,6 +357,7 @@ static void introduce(RankLink *link, Ranks *ranks) {
     }
     free(all);
     snprintf(watched.name, sizeof watched.name, "rank %d on %s", ranks->rank, link->peers[ranks->rank].host);
+    atomic_store(&watched.where, "");
 }
 
 /* exit() was called somewhere below: out of memory, a fault of the GPU. */
@@ -373,6 +375,7 @@ static bool join(RankLink *link, Ranks *ranks, long expected, const char *variab
     pthread_t thread;
     atomic_store(&watched.on, true);
     if (pthread_create(&thread, NULL, watch_process, NULL) == 0) pthread_detach(thread);
+    atomic_store(&watched.where, ", waiting for all ranks to start");
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return error_set(err, "MPI does not start; see what it says above, or start without the launcher");
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -413,6 +416,7 @@ static void leave(RankLink *link) {
     free(all);
     set_life_hook(NULL);
     open_link = NULL;
+    atomic_store(&watched.where, ", waiting for all ranks to end");
     for (int k = 0; k < link->count; k++) {
         if (!hears(link, k)) continue;
         MPI_Cancel(&link->peers[k].incoming);
@@ -652,7 +656,9 @@ bool ranks_start(Ranks *ranks, double timeout, Error *err) {
     RankLink *link = xcalloc(1, sizeof *link);
     link->count = 1, link->timeout = timeout, link->main = pthread_self();
     atomic_store(&watched.allowed_ms, (int)(1e3 * phase_seconds(link)));
-    snprintf(watched.name, sizeof watched.name, "process %ld", (long)getpid());
+    char host[HOST_BYTES] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(watched.name, sizeof watched.name, "process %ld on %s", (long)getpid(), host);
     if (count > 1 && !join(link, ranks, count, variable, err)) {
         free(link);
         return false;
