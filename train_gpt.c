@@ -275,9 +275,8 @@ static bool same_on_ranks(App *app, const char *what, const char *ours, const ch
     return false;
 }
 
-/* Rank 0's object, on every rank; ours (of rank 0; elsewhere NULL) is stolen. A new reference. */
-static json_t *told_by_lead(App *app, json_t *ours) {
-    if (app->ranks.count == 1) return ours;
+/* What rank 0 found out, an object, as app->lead on every rank; ours (of rank 0; elsewhere NULL) is stolen. */
+static bool tell_ranks(App *app, json_t *ours) {
     Buffer text = {0};
     char *dumped = leads(app) ? json_dumps(ours, 0) : NULL;
     if (dumped) buffer_append_text(&text, dumped);
@@ -285,7 +284,12 @@ static json_t *told_by_lead(App *app, json_t *ours) {
     ranks_tell(&app->ranks, &text);
     if (!leads(app)) ours = json_loadb((const char *)text.data, text.size, 0, NULL);
     buffer_free(&text);
-    return ours;
+    json_decref(app->lead);
+    app->lead = ours;
+    return all_ranks(app, json_is_object(ours) ||
+                              error_set(&app->err,
+                                        "a path of the run is no UTF-8, so that rank 0 cannot tell it to "
+                                        "the others; use another -run"));
 }
 
 /* Only training is for several ranks. */
@@ -321,11 +325,12 @@ static bool check_same_start(App *app) {
     json_object_set_new(ours, "resume", json_boolean(o->resume));
     json_object_set_new(ours, "force", json_boolean(o->force));
     json_object_set_new(ours, "dry_run", json_boolean(o->dry_run));
-    json_t *theirs = told_by_lead(app, leads(app) ? json_incref(ours) : NULL), *value;
+    json_t *value;
     const char *key;
-    bool same = true;
+    bool same = tell_ranks(app, leads(app) ? json_incref(ours) : NULL);
+    if (app->told) return json_decref(ours), false;
     json_object_foreach(ours, key, value) {
-        json_t *other = json_object_get(theirs, key);
+        json_t *other = json_object_get(app->lead, key);
         if (!same || (other && json_equal(value, other))) continue;
         char *found = json_dumps(value, JSON_ENCODE_ANY), *expected = json_dumps(other, JSON_ENCODE_ANY);
         app->code = EXIT_USAGE;
@@ -334,7 +339,6 @@ static bool check_same_start(App *app) {
         free(found);
         free(expected);
     }
-    json_decref(theirs);
     json_decref(ours);
     return all_ranks(app, same);
 }
@@ -378,6 +382,11 @@ static bool check_same_weights(App *app) {
     snprintf(text, sizeof text, "CRC-32 %08" PRIx32, crc);
     return same_on_ranks(app, "the model's weights", text,
                          "a host may compute wrongly: go on from an earlier checkpoint without it");
+}
+
+/* Nothing more is begun once a stop was asked for of this rank, or all know of one. */
+static bool stopping(const App *app) {
+    return stop_requested() || app->stop;
 }
 
 /* The signal that ends the training: several ranks must all have the same. */
@@ -443,9 +452,10 @@ static bool share_run_settings(App *app) {
     Options *o = &app->options;
     if (!all_ranks(app, !leads(app) || take_run_settings(app))) return false;
     if (app->ranks.count == 1) return true;
-    app->lead = told_by_lead(app, leads(app) ? json_pack("{s:s?, s:s?, s:O?}", "run", o->run, "resume_from",
-                                                         app->resume_from, "settings", app->settings)
-                                             : NULL);
+    json_t *ours = leads(app) ? json_pack("{s:s?, s:s?, s:O?}", "run", o->run, "resume_from",
+                                          app->resume_from, "settings", app->settings)
+                              : NULL;
+    if (!tell_ranks(app, ours)) return false;
     if (leads(app)) return all_ranks(app, true);
     const char *run = json_string_value(json_object_get(app->lead, "run")),
                *from = json_string_value(json_object_get(app->lead, "resume_from"));
@@ -1154,7 +1164,6 @@ static bool evaluate(App *app, Evaluation *result) {
                             window < app->eval_windows ? stop_requested() : 0};
     double *all = xmalloc(3 * count * sizeof *all), sum = 0, all_bytes = 0;
     ranks_gather(&app->ranks, ours, 3, all);
-    app->stop = 0;
     for (size_t k = 0; k < count; k++) {
         sum += all[3 * k], all_bytes += all[3 * k + 1];
         if (all[3 * k + 2] > app->stop) app->stop = (int)all[3 * k + 2];
@@ -1661,11 +1670,11 @@ static bool save(App *app) {
 static bool watch(App *app) {
     const Options *o = &app->options;
     if (is_due(app, o->eval_every) && !watch_loss(app)) return false;
-    if (is_due(app, o->sample_every) && leads(app) && !stop_requested()) {
+    if (is_due(app, o->sample_every) && leads(app) && !stopping(app)) {
         ranks_in_steps(&app->ranks, false);
         write_stories(app, (uint64_t)o->samples, (size_t)o->sample_tokens, NULL, watch_story);
     }
-    if (stop_requested()) return true; /* the end saves */
+    if (stopping(app)) return true; /* the end saves */
     const bool last = (int64_t)app->state.step == o->steps;
     const bool best = o->checkpoint_every > 0 && app->state.eval_loss < app->state.best_loss;
     /* The last save is the end's, which fails if it does. */
@@ -1871,9 +1880,7 @@ static bool follow_start(App *app) {
     json_t *ours = leads(app) ? json_pack("{s:o, s:s, s:s?}", "settings", options_to_json(&app->options),
                                           "folder", app->folder, "model", app->model)
                               : NULL;
-    json_decref(app->lead);
-    app->lead = told_by_lead(app, ours);
-    if (!all_ranks(app, leads(app) || follow(app))) return false;
+    if (!tell_ranks(app, ours) || !all_ranks(app, leads(app) || follow(app))) return false;
     const BpeFingerprint tokenizer = bpe_fingerprint(app->bpe);
     char text[160];
     snprintf(text, sizeof text, "%" PRIu64 " bytes, CRC-32 %08" PRIx32, (uint64_t)tokenizer.length,

@@ -686,7 +686,7 @@ void ranks_abort(Ranks *ranks, int code) {
 
 void ranks_in_steps(Ranks *ranks, bool in_steps) {
     RankLink *link = ranks->link;
-    if (!link) return;
+    if (!link || link->in_steps == in_steps) return;
     link->in_steps = in_steps;
     atomic_store(&watched.allowed_ms, (int)(1e3 * phase_seconds(link)));
     link->last_look = 0;
