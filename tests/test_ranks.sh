@@ -15,15 +15,31 @@ export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN
 unset OMP_NUM_THREADS
 passed=0 failed=0 skipped=0
 
-run_test() {
-    local begun=$SECONDS
-    (set -e; "$1") > "$tmp/output" 2>&1
-    case $? in
-    0) passed=$((passed + 1)) ;;
-    77) skipped=$((skipped + 1)); echo "  skipped $1: $(tail -n 1 "$tmp/output")" ;;
-    *) failed=$((failed + 1)); echo "  FAILED $1"; tail -n 25 "$tmp/output" | sed 's/^/    /' ;;
-    esac
-    [[ -z ${VERBOSE-} ]] || echo "  $1: $((SECONDS - begun)) s"
+# group TEST...: one after the other in a folder of their own, while other groups run. ONLY names some of all tests.
+group() {
+    local test status begun
+    mkdir "$tmp/$1"
+    cd "$tmp/$1" || exit 1
+    for test in "$@"; do
+        [[ -z ${ONLY-} || " $ONLY " == *" $test "* ]] || continue
+        begun=$SECONDS
+        (set -e; "$test") > output 2>&1
+        status=$?
+        mv output "$tmp/$test.$status.done"
+        [[ -z ${VERBOSE-} ]] || echo "  $test: $((SECONDS - begun)) s"
+    done
+}
+# What the groups have left.
+count_results() {
+    local file test
+    for file in "$tmp"/*.done; do
+        test=$(basename "${file%.*.done}")
+        case $file in
+        *.0.done) passed=$((passed + 1)) ;;
+        *.77.done) skipped=$((skipped + 1)); echo "  skipped $test: $(tail -n 1 "$file")" ;;
+        *) failed=$((failed + 1)); echo "  FAILED $test"; tail -n 25 "$file" | sed 's/^/    /' ;;
+        esac
+    done
 }
 finish() {
     echo "ranks_mpi: $passed passed, $failed failed, $skipped skipped"
@@ -165,12 +181,12 @@ other_data() {
     "$program" $small -tokenizer made -seed 4 -tokenize -run other > out 2>&1
     cp other/tokens/train-00000.bin b/t/
     set -f
-    timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$tmp/a" "$program" $small $text -run "$tmp/r" : \
-        -n 1 -wdir "$tmp/b" "$program" $small $text -run "$tmp/r" < /dev/null > out 2> err || status=$?
+    timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$PWD/a" "$program" $small $text -run "$PWD/r" : \
+        -n 1 -wdir "$PWD/b" "$program" $small $text -run "$PWD/r" < /dev/null > out 2> err || status=$?
     [[ $status == 1 ]] && grep -q '^train_gpt: error: rank 1 on .*the tokens: found training' err
     status=0
-    timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$tmp/a" "$program" $small -steps 2 -run here : \
-        -n 1 -wdir "$tmp/c" "$program" $small -steps 2 -run here < /dev/null > out 2> err || status=$?
+    timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$PWD/a" "$program" $small -steps 2 -run here : \
+        -n 1 -wdir "$PWD/c" "$program" $small -steps 2 -run here < /dev/null > out 2> err || status=$?
     [[ $status == 1 ]] && grep -q '^train_gpt: error: rank 1 on .*file system that all hosts share' err
     [[ ! -e a/here && ! -e c/here ]]
 }
@@ -307,9 +323,10 @@ damaged_shard() {
     [[ $status != 0 && $status != 124 ]] && grep -q '^train_gpt: error: .*train-00000.bin' err
 }
 
-for test in same_losses same_bits many_buckets resume_with_others minutes refusals other_data one_gpu_for_two \
-    averaging_alone killed_at_start killed_in_step killed_in_evaluation killed_in_sampling killed_in_save \
-    stopped_in_step stopped_at_start signals damaged_shard; do
-    [[ -n ${ONLY-} && " $ONLY " != *" $test "* ]] || run_test $test
-done
+# Those of one line build on each other's runs. They mostly wait: for mpirun to start, and to kill.
+group same_losses same_bits many_buckets resume_with_others minutes averaging_alone damaged_shard &
+group refusals other_data one_gpu_for_two stopped_at_start stopped_in_step &
+group killed_at_start killed_in_step killed_in_evaluation killed_in_sampling killed_in_save signals &
+wait
+count_results
 finish
