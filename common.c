@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -501,6 +502,7 @@ bool folder_write_open(FolderWrite *folder, const char *name, Error *err) {
 bool folder_write_bytes(FolderWrite *folder, const void *bytes, size_t size, Error *err) {
     if (!folder->file) return error_set(err, "cannot write into %s: no file of it is started", folder->path);
     if (size == 0) return true; /* bytes may then be NULL */
+    sign_of_life();
     if (fwrite(bytes, 1, size, folder->file) != size) return write_failed(folder->file_path, err);
     folder->entry.size += size;
     folder->entry.crc = checksum_crc32(folder->entry.crc, bytes, size);
@@ -716,8 +718,25 @@ void signals_install(void) {
     sigaction(SIGHUP, &action, NULL);
 }
 
+static _Atomic int asked_stop;
+static void (*_Atomic life_hook)(void);
+
+void stop_request(int number) {
+    atomic_store(&asked_stop, number);
+}
+
+void set_life_hook(void (*hook)(void)) {
+    atomic_store(&life_hook, hook);
+}
+
+void sign_of_life(void) {
+    void (*const hook)(void) = atomic_load_explicit(&life_hook, memory_order_relaxed);
+    if (hook) hook();
+}
+
 int stop_requested(void) {
-    return stop_signal;
+    sign_of_life();
+    return stop_signal ? (int)stop_signal : atomic_load_explicit(&asked_stop, memory_order_relaxed);
 }
 
 void progress_begin(Progress *progress, const char *what, uint64_t total, ProgressUnit unit) {

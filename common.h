@@ -104,6 +104,12 @@ double seconds_now(void); /* monotonic */
  * run. */
 void signals_install(void);
 int stop_requested(void); /* 0, or the signal's number; every long loop polls it */
+/* As if the signal had come, asked for by someone else (another rank): no second one for the handler. */
+void stop_request(int number);
+/* A function that each stop_requested() and each sign_of_life() calls first, in the thread that calls them;
+ * NULL: none. For whoever must know that this process is alive. */
+void set_life_hook(void (*hook)(void));
+void sign_of_life(void); /* in work that is long and cannot stop halfway, such as writing a checkpoint */
 
 /* A line "what  45 %  12.3 MB/s  3 s left" on stderr, rewritten in place, after the first second, and
  * only where stderr is a terminal; total 0 means unknown. */

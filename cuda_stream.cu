@@ -38,8 +38,7 @@ static bool find_device(Stream *stream, int index, Error *err) {
     if (error != cudaSuccess)
         return error_set(err, "the NVIDIA driver does not answer: %s; use -device cpu",
                          cudaGetErrorString(error));
-    if (index < 0 || index >= count)
-        return error_set(err, "GPU %d was asked for, %d %s visible", index, count, count == 1 ? "is" : "are");
+    index %= count;
     if ((error = cudaSetDevice(index)) != cudaSuccess ||
         (error = cudaGetDeviceProperties(&stream->device, index)) != cudaSuccess)
         return error_set(err, "GPU %d cannot be used: %s", index, cudaGetErrorString(error));

@@ -147,6 +147,10 @@ static const Option table[] = {
            "of activations; on a GPU bf16, on a CPU fp32"),
     INT_AUTO("threads", threads, MACHINE, FREE, 1, 4096, "OMP_NUM_THREADS, else the CPUs it may use",
              "CPU threads"),
+    REAL("timeout", timeout, MACHINE, CALL, 120, 1, 1e6,
+         "with several ranks: seconds of a step in which one may be silent (five times as many outside of "
+         "steps) "
+         "before the run ends"),
 
     SWITCH(
         "generate", generate, MODE, CALL,

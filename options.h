@@ -48,6 +48,7 @@ typedef struct Options {
     /* machine */
     const char *device, *precision;
     int64_t threads;
+    double timeout;
     /* instead of training */
     bool generate, evaluate;
     const char *compare;

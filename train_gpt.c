@@ -9,6 +9,11 @@
  *   training    steps; after some of them an evaluation, stories, a checkpoint; the end
  * then what is done instead of training (-generate, -evaluate, -compare, -encode, -decode), and main.
  *
+ * Under a launcher every rank runs this same code. Rank 0 leads: it reads text, opens the run, prints and writes;
+ * what it found out it tells the others, which follow (follow_start), and what it decides by the clock it shares
+ * (share_schedule). A failure that all ranks know of (app->told) ends each of them in order; any other one ends
+ * the job.
+ *
  * Everything lives in one App. A function that can fail returns false with app->err set; main prints that one
  * line and ends with app->code. */
 #include <ctype.h>
@@ -97,7 +102,11 @@ typedef struct App {
     FILE *report;             /* where tables go: stdout in training, else stderr */
     bool in_place, line_open; /* lines are rewritten on a terminal; one stands unfinished */
     Ranks ranks;
-    Run *run;
+    bool told;    /* of several ranks all know of the failure in err */
+    int stop;     /* of several: the signal to stop that they have agreed on */
+    json_t *lead; /* what rank 0 has told this one; owns text in options */
+    Run *run;     /* rank 0's */
+    char *folder; /* the run's, on every rank */
 
     /* data */
     Bpe *bpe;
@@ -200,9 +209,15 @@ static void say(App *app, const char *format, ...) {
     fflush(app->report);
 }
 
+/* Whether this rank prints and writes. */
+static bool leads(const App *app) {
+    return app->ranks.rank == 0;
+}
+
 /* Something that went wrong and does not end the run. */
 static void warn(App *app, const char *format, ...) PRINTF_LIKE(2, 3);
 static void warn(App *app, const char *format, ...) {
+    if (!leads(app)) return;
     finish_line(app);
     fflush(app->report);
     va_list arguments;
@@ -247,6 +262,148 @@ static size_t utf8_whole(const uint8_t *text, size_t size) {
         return byte < 0xF8 && length > back ? size - back : size;
     }
     return size;
+}
+
+/* ---- ranks ---- */
+
+/* Whether all ranks have come this far well; alone, whether this one has. */
+static bool all_ranks(App *app, bool done) {
+    if (ranks_all(&app->ranks, done, &app->code, &app->err)) return true;
+    app->told = true;
+    return false;
+}
+
+/* As ranks_same: the lines of these are on all ranks alike. */
+static bool same_on_ranks(App *app, const char *what, const char *ours, const char *advice) {
+    if (ranks_same(&app->ranks, what, ours, advice, &app->err)) return true;
+    app->told = true;
+    return false;
+}
+
+/* What rank 0 found out, an object, as app->lead on every rank; ours (of rank 0; elsewhere NULL) is stolen. */
+static bool tell_ranks(App *app, json_t *ours) {
+    Buffer text = {0};
+    char *dumped = leads(app) ? json_dumps(ours, 0) : NULL;
+    if (dumped) buffer_append_text(&text, dumped);
+    free(dumped);
+    ranks_tell(&app->ranks, &text);
+    if (!leads(app)) ours = json_loadb((const char *)text.data, text.size, 0, NULL);
+    buffer_free(&text);
+    json_decref(app->lead);
+    app->lead = ours;
+    return all_ranks(app, json_is_object(ours) ||
+                              error_set(&app->err,
+                                        "a path of the run is no UTF-8, so that rank 0 cannot tell it to "
+                                        "the others; use another -run"));
+}
+
+/* Only training is for several ranks. */
+static bool check_ranks(App *app) {
+    const Options *o = &app->options;
+    const struct {
+        const char *name;
+        bool asked;
+    } alone[] = {{"generate", o->generate}, {"evaluate", o->evaluate}, {"compare", o->compare != NULL},
+                 {"tokenize", o->tokenize}, {"encode", o->encode},     {"decode", o->decode}};
+    for (size_t i = 0; i < sizeof alone / sizeof alone[0] && app->ranks.count > 1; i++)
+        if (alone[i].asked)
+            return app->told = true,
+                   USAGE(app,
+                         "-%s runs in one process, and a launcher started %d; start it without the launcher",
+                         alone[i].name, app->ranks.count);
+    return true;
+}
+
+/* Every rank was started with the same program and flags; what differs is named. */
+static bool check_same_start(App *app) {
+    if (app->ranks.count == 1) return true;
+    const Options *o = &app->options;
+    /* Updates are the same bits on every rank only where the same instructions compute them. */
+    char program[160];
+    snprintf(program, sizeof program, "train_gpt %s with %s", TRAIN_GPT_VERSION, simd_name(simd_level()));
+    if (!same_on_ranks(
+            app, "the program", program,
+            "start the same one on every host, with TRAIN_GPT_SIMD=avx2 or plain where CPUs differ"))
+        return false;
+    json_t *ours = options_to_json(o);
+    json_object_set_new(ours, "run", o->run ? json_string(o->run) : json_null());
+    json_object_set_new(ours, "resume", json_boolean(o->resume));
+    json_object_set_new(ours, "force", json_boolean(o->force));
+    json_object_set_new(ours, "dry_run", json_boolean(o->dry_run));
+    json_t *value;
+    const char *key;
+    bool same = tell_ranks(app, leads(app) ? json_incref(ours) : NULL);
+    if (app->told) return json_decref(ours), false;
+    json_object_foreach(ours, key, value) {
+        json_t *other = json_object_get(app->lead, key);
+        if (!same || (other && json_equal(value, other))) continue;
+        char *found = json_dumps(value, JSON_ENCODE_ANY), *expected = json_dumps(other, JSON_ENCODE_ANY);
+        app->code = EXIT_USAGE;
+        same = error_set(&app->err, "%s is %s here and %s on rank 0; give all ranks the same flags", key,
+                         found, expected ? expected : "no flag");
+        free(found);
+        free(expected);
+    }
+    json_decref(ours);
+    return all_ranks(app, same);
+}
+
+/* The nearest batches that the ranks can share, and the ranks that can share this one. */
+static bool check_share(App *app) {
+    const int64_t batch = app->options.batch, count = app->ranks.count, below = batch / count * count;
+    if (below == batch) return true;
+    int64_t fewer = count;
+    while (batch % fewer != 0) fewer--;
+    char nearest[80];
+    if (below > 0) snprintf(nearest, sizeof nearest, "%" PRId64 " or %" PRId64, below, below + count);
+    else snprintf(nearest, sizeof nearest, "%" PRId64, count);
+    return USAGE(app,
+                 "-batch %" PRId64 " does not divide among %" PRId64 " ranks; use -batch %s, or %" PRId64
+                 " rank%s",
+                 batch, count, nearest, fewer, fewer == 1 ? "" : "s");
+}
+
+/* Sequences of a step that each rank takes. */
+static uint64_t share_of_batch(const App *app) {
+    return (uint64_t)(app->options.batch / app->ranks.count);
+}
+
+/* What a rank holds: the same weights as rank 0, or it has been computing something else. */
+static bool check_same_weights(App *app) {
+    if (app->ranks.count == 1) return true;
+    size_t tensors, most = 0;
+    const Parameter *table = gpt_table(app->gpt, &tensors);
+    for (size_t i = 0; i < tensors; i++)
+        if (table[i].size > most) most = table[i].size;
+    float *floats = xmalloc(most * sizeof *floats);
+    uint32_t crc = 0;
+    for (size_t i = 0; i < tensors; i++) {
+        sign_of_life();
+        gpt_get(app->gpt, GPT_WEIGHTS, i, floats);
+        crc = checksum_crc32(crc, floats, table[i].size * sizeof *floats);
+    }
+    free(floats);
+    char text[32];
+    snprintf(text, sizeof text, "CRC-32 %08" PRIx32, crc);
+    return same_on_ranks(app, "the model's weights", text,
+                         "a host may compute wrongly: go on from an earlier checkpoint without it");
+}
+
+/* The signal that ends the training: several ranks must all have the same. */
+static int agreed_stop(const App *app) {
+    return app->ranks.count > 1 ? app->stop : stop_requested();
+}
+
+/* All ranks learn of a stop that was asked for of one. */
+static void agree_on_stop(App *app) {
+    const size_t count = (size_t)app->ranks.count;
+    if (count == 1) return;
+    const double ours = stop_requested();
+    double *all = xmalloc(count * sizeof *all);
+    ranks_gather(&app->ranks, &ours, 1, all);
+    for (size_t k = 0; k < count; k++)
+        if (all[k] > app->stop) app->stop = (int)all[k];
+    free(all);
 }
 
 /* ---- settings ---- */
@@ -302,6 +459,29 @@ static bool take_run_settings(App *app) {
     return done;
 }
 
+/* The same on every rank: rank 0 reads. */
+static bool share_run_settings(App *app) {
+    Options *o = &app->options;
+    if (!all_ranks(app, !leads(app) || take_run_settings(app))) return false;
+    if (app->ranks.count == 1) return true;
+    json_t *ours = leads(app) ? json_pack("{s:s?, s:s?, s:O?}", "run", o->run, "resume_from",
+                                          app->resume_from, "settings", app->settings)
+                              : NULL;
+    if (!tell_ranks(app, ours)) return false;
+    if (leads(app)) return all_ranks(app, true);
+    const char *run = json_string_value(json_object_get(app->lead, "run")),
+               *from = json_string_value(json_object_get(app->lead, "resume_from"));
+    json_t *settings = json_object_get(app->lead, "settings");
+    bool done = true;
+    if (run) o->run = app->newest_run = xstrdup(run);
+    if (from) app->resume_from = xstrdup(from);
+    if (json_is_object(settings)) {
+        app->settings = json_incref(settings);
+        done = options_resume(o, settings, &app->err);
+    }
+    return all_ranks(app, done);
+}
+
 /* The settings that are chosen once the number of steps is known, if the user has not. */
 typedef struct Chosen {
     const char *flag, *key;
@@ -350,16 +530,19 @@ static bool settle_length(App *app) {
     return true;
 }
 
-/* What OpenMP would take: OMP_NUM_THREADS, else the CPUs that this process may run on. */
-static int64_t default_threads(void) {
+/* What OpenMP would take: OMP_NUM_THREADS, else the CPUs that this process may run on, divided by the ranks that
+ * may run on the same ones. */
+static int64_t default_threads(const App *app) {
     const char *asked = getenv("OMP_NUM_THREADS");
     const long number = asked ? strtol(asked, NULL, 10) : 0;
     if (number > 0 && number <= 4096) return number;
 #if defined(__linux__)
     cpu_set_t cpus;
-    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
+    long online = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0;
+#else
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
 #endif
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    online /= app->ranks.cpu_sharers;
     return online > 0 ? online : 1;
 }
 
@@ -384,7 +567,9 @@ static bool check_modes(App *app) {
 static bool settle_settings(App *app) {
     Options *o = &app->options;
     if (!settle_length(app)) return false;
-    if (is_auto(o->threads)) o->threads = default_threads();
+    /* A run that goes on with several ranks may have been started with another number of them. */
+    if (is_auto(o->threads) || (app->ranks.count > 1 && !options_given("threads")))
+        o->threads = default_threads(app);
     if (strcmp(o->device, "cpu") == 0 && strcmp(o->precision, "bf16") == 0)
         return USAGE(app, "-precision bf16 is for a GPU; leave it out, or use -device cuda");
 #ifndef USE_CUDA
@@ -426,7 +611,7 @@ static bool open_device(App *app) {
     if (strcmp(o->device, "cpu") != 0) {
         const bool fp32 = strcmp(o->precision, "fp32") == 0;
         app->ops = fp32 ? &ops_cuda_fp32 : &ops_cuda;
-        app->stream = app->ops->open((int)o->threads, &app->err);
+        app->stream = app->ops->open(app->ranks.local_rank, (int)o->threads, &app->err);
         if (app->stream) o->device = "cuda", o->precision = fp32 ? "fp32" : "bf16";
         if (app->stream || strcmp(o->device, "cuda") == 0) return app->stream != NULL;
     }
@@ -435,8 +620,16 @@ static bool open_device(App *app) {
         return USAGE(app, "-precision bf16 needs a GPU, and none was found; leave it out");
     o->device = "cpu", o->precision = "fp32";
     app->ops = &ops_cpu;
-    app->stream = app->ops->open((int)o->threads, &app->err);
+    app->stream = app->ops->open(app->ranks.local_rank, (int)o->threads, &app->err);
     return app->stream != NULL;
+}
+
+/* One for each rank. */
+static bool open_devices(App *app) {
+    if (!all_ranks(app, open_device(app))) return false;
+    if (ranks_join_devices(&app->ranks, app->ops, app->stream, &app->err)) return true;
+    app->told = true;
+    return false;
 }
 
 /* The merges file that a path means: a run, a folder with merges.txt (a checkpoint), or the file itself. */
@@ -565,6 +758,7 @@ static AttentionShape attention_shape(const GptSetup *setup) {
 
 /* Bytes of the device's memory that can be had (on a CPU: without swapping); 0 where the system does not say. */
 static size_t memory_available(const App *app) {
+    const size_t sharers = (size_t)app->ranks.local_count; /* ranks of this host, which take as much each */
     if (app->ops->memory) {
         size_t free_bytes, total_bytes;
         app->ops->memory(app->stream, &free_bytes, &total_bytes);
@@ -576,7 +770,7 @@ static size_t memory_available(const App *app) {
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
     if (file) fclose(file);
-    return kilobytes <= SIZE_MAX / 1024 ? kilobytes * 1024 : 0;
+    return kilobytes <= SIZE_MAX / 1024 ? kilobytes * 1024 / sharers : 0;
 }
 
 /* The plan's total for other sizes of micro-batch, model or attention: what lowering a flag would give. */
@@ -660,6 +854,12 @@ static bool plan_model(App *app, bool training, size_t rows) {
                : (size_t)o->micro < rows ? (size_t)o->micro
                                          : rows;
     if (!gpt_plan(setup, &app->plan, &app->err)) return app->code = EXIT_USAGE, false;
+    const size_t of_others = ranks_bytes(&app->ranks, app->ops);
+    if (of_others > 0 && app->plan.rows < MEMORY_PLAN_ROWS) {
+        app->plan.row[app->plan.rows].purpose = "gradients of other ranks";
+        app->plan.row[app->plan.rows++].bytes = of_others;
+        app->plan.total += of_others;
+    }
     return free_bytes == 0 || app->plan.total <= free_bytes || too_large(app, free_bytes);
 }
 
@@ -678,6 +878,7 @@ static bool make_model(App *app) {
 /* All settings as they now are, what was found in the data, and the version. A run that only holds tokens so
  * far keeps what belongs to those, so that everything else is still open when it is trained. */
 static bool write_settings(App *app) {
+    if (!leads(app)) return true;
     static const char *const of_tokens[] = {"data", "heldout", "tokenizer", "vocab", "stories", "seed"};
     json_t *all = options_to_json(&app->options), *settings = all;
     if (app->options.tokenize) {
@@ -946,6 +1147,10 @@ static void print_tables(App *app) {
     app->ops->describe(app->stream, device, sizeof device);
     say(app, "\nkernels");
     row(app, "device", "%s, %s: %s", app->ops->name, o->precision, device);
+    if (app->ranks.count > 1)
+        row(app, "ranks", "%d on %s, %s of each step each", app->ranks.count,
+            counted((uint64_t)app->ranks.hosts, "host", "hosts").text,
+            counted(share_of_batch(app), "sequence", "sequences").text);
     row(app, "attention", "%s: %s", setup->attention->name, setup->attention->about);
     if (sgemm_warning()) row(app, "note", "%s", sgemm_warning());
     print_memory(app);
@@ -961,13 +1166,13 @@ typedef struct Evaluation {
     uint64_t tokens;
 } Evaluation;
 
-/* The loss of the first eval_windows held-out windows. The same for any micro-batch, since it is a sum over
- * tokens. Bits per byte: an end of a story costs bits and has no bytes. False without an error where a stop
- * was asked for. */
+/* The loss of the first eval_windows held-out windows. The same for any micro-batch and any number of ranks, since
+ * it is a sum over tokens: the ranks take micro-batches in turn. Bits per byte: an end of a story costs bits and
+ * has no bytes. False without an error where a stop was asked for of this rank or another (app->stop). */
 static bool evaluate(App *app, Evaluation *result) {
-    const size_t T = app->setup.config.ctx, B = app->setup.B;
+    const size_t T = app->setup.config.ctx, B = app->setup.B, count = (size_t)app->ranks.count;
     const double begun = seconds_now();
-    uint64_t bytes = 0, window = 0;
+    uint64_t bytes = 0, window = (uint64_t)app->ranks.rank * B;
     bool done = true;
     gpt_evaluate_begin(app->gpt);
     while (window < app->eval_windows && done && !stop_requested()) {
@@ -977,13 +1182,22 @@ static bool evaluate(App *app, Evaluation *result) {
         if (!done) break;
         gpt_evaluate(app->gpt, app->inputs, app->targets, rows);
         for (size_t i = 0; i < rows * T; i++) bytes += app->token_bytes[app->targets[i]];
-        window += rows;
+        window += count * B;
     }
-    if (!done || window < app->eval_windows) return false;
-    const double sum = gpt_evaluate_sum(app->gpt);
+    if (!all_ranks(app, done)) return false;
+    const double ours[3] = {gpt_evaluate_sum(app->gpt), (double)bytes,
+                            window < app->eval_windows ? stop_requested() : 0};
+    double *all = xmalloc(3 * count * sizeof *all), sum = 0, all_bytes = 0;
+    ranks_gather(&app->ranks, ours, 3, all);
+    for (size_t k = 0; k < count; k++) {
+        sum += all[3 * k], all_bytes += all[3 * k + 1];
+        if (all[3 * k + 2] > app->stop) app->stop = (int)all[3 * k + 2];
+    }
+    free(all);
+    if (app->stop) return false;
     result->tokens = app->eval_windows * T;
     result->loss = sum / (double)result->tokens;
-    result->bits_per_byte = bytes ? sum / log(2) / (double)bytes : NAN;
+    result->bits_per_byte = all_bytes > 0 ? sum / log(2) / all_bytes : NAN;
     app->pace.eval_seconds = seconds_now() - begun;
     return true;
 }
@@ -1082,6 +1296,10 @@ static bool write_stories(App *app, uint64_t first, uint64_t stories, size_t max
 /* ---- training: the run and its log ---- */
 
 static void log_row(App *app, json_t *json) {
+    if (!leads(app)) {
+        json_decref(json);
+        return;
+    }
     if (!run_log(app->run, json, &app->err)) warn(app, "%s", app->err.text);
 }
 
@@ -1093,11 +1311,12 @@ static void log_start(App *app) {
         json_object_set_new(memory, app->plan.row[i].purpose,
                             json_integer((json_int_t)app->plan.row[i].bytes));
     json_object_set_new(memory, "total", json_integer((json_int_t)app->plan.total));
-    log_row(app, json_pack("{s:s, s:I, s:s, s:o, s:{s:s, s:I, s:I}, s:o}", "type", "start", "time",
-                           (json_int_t)time(NULL), "version", TRAIN_GPT_VERSION, "config",
-                           options_to_json(&app->options), "attention", "kernel", setup->attention->name,
-                           "saved_bytes", (json_int_t)setup->attention->saved_bytes(&shape), "scratch_bytes",
-                           (json_int_t)setup->attention->scratch_bytes(&shape), "memory_bytes", memory));
+    log_row(app,
+            json_pack("{s:s, s:I, s:s, s:i, s:o, s:{s:s, s:I, s:I}, s:o}", "type", "start", "time",
+                      (json_int_t)time(NULL), "version", TRAIN_GPT_VERSION, "ranks", app->ranks.count,
+                      "config", options_to_json(&app->options), "attention", "kernel", setup->attention->name,
+                      "saved_bytes", (json_int_t)setup->attention->saved_bytes(&shape), "scratch_bytes",
+                      (json_int_t)setup->attention->scratch_bytes(&shape), "memory_bytes", memory));
 }
 
 /* The most memory that the run held; on a GPU what is in use of it, by other programs too: ours only grows. */
@@ -1120,7 +1339,7 @@ static void log_end(App *app, const char *reason) {
 }
 
 static void write_report(App *app) {
-    if (!report_write(run_path(app->run), &app->err)) warn(app, "%s", app->err.text);
+    if (leads(app) && !report_write(run_path(app->run), &app->err)) warn(app, "%s", app->err.text);
 }
 
 static bool open_run(App *app) {
@@ -1195,11 +1414,31 @@ static double mean_step_seconds(const App *app) {
     return app->pace.steps > 1 ? app->pace.seconds / (double)(app->pace.steps - 1) : NAN;
 }
 
+/* What rank 0 has settled by the clock, so that no rank settles it otherwise. */
+static bool share_schedule(App *app, bool done) {
+    Options *o = &app->options;
+    if (!all_ranks(app, done)) return false;
+    int64_t *const shared[] = {&o->steps,  &o->eval_every, &o->sample_every, &o->checkpoint_every,
+                               &o->warmup, &o->eval_tokens};
+    enum { SHARED = sizeof shared / sizeof shared[0] };
+    int64_t values[SHARED + 1];
+    for (size_t i = 0; i < SHARED; i++) values[i] = *shared[i];
+    values[SHARED] = (int64_t)app->eval_windows;
+    Buffer bytes = {0};
+    buffer_append(&bytes, values, sizeof values);
+    ranks_tell(&app->ranks, &bytes);
+    memcpy(values, bytes.data, sizeof values);
+    buffer_free(&bytes);
+    for (size_t i = 0; i < SHARED; i++) *shared[i] = values[i];
+    app->eval_windows = (uint64_t)values[SHARED];
+    if (!is_auto(o->steps)) app->state.total_steps = (uint64_t)o->steps;
+    return true;
+}
+
 /* -minutes, before the first evaluation: how many windows it may take, so that all evaluations together take at
  * most their share of the time. It stays so for the run, since losses of different tokens do not compare. */
 static bool fit_evaluation(App *app) {
     Options *o = &app->options;
-    if (!is_auto(o->steps) || !is_auto(o->eval_tokens)) return true;
     const size_t T = app->setup.config.ctx, B = app->setup.B;
     const uint64_t all = app->eval_windows;
     const size_t rows = all < B ? (size_t)all : B;
@@ -1211,7 +1450,7 @@ static bool fit_evaluation(App *app) {
         if (i == 0) gpt_evaluate_sum(app->gpt), begun = seconds_now();
     }
     gpt_evaluate_sum(app->gpt); /* waits for a device that runs ahead */
-    const double each = (seconds_now() - begun) / (double)(TIMED_EVALUATIONS * rows);
+    const double each = (seconds_now() - begun) / (double)(TIMED_EVALUATIONS * rows) / app->ranks.count;
     /* One at the start, then as usual; at least one at the start and one at the end. */
     const double fit = EVALUATION_SHARE * 60 * o->minutes / each;
     const double usual = fit / (1 + (o->eval_every == 0 ? 1 : EVALUATIONS));
@@ -1234,7 +1473,7 @@ static uint64_t untimed_steps(const App *app) {
 static bool fit_steps(App *app) {
     Options *o = &app->options;
     const Pace *pace = &app->pace;
-    if (!is_auto(o->steps) || stop_requested()) return true; /* a stop would cut short what is timed here */
+    if (stop_requested()) return true; /* a stop would cut short what is timed here */
     const double timed = (double)pace->steps - (double)untimed_steps(app), budget = 60 * o->minutes;
     const bool enough = timed >= 3 && (timed >= TIMED_STEPS || pace->timed >= 0.02 * budget);
     const double late = timed > 0 ? 0.4 : pace->steps > 1 ? 0.6 : 1;
@@ -1285,9 +1524,10 @@ static double seconds_left(const App *app) {
     return steps * mean_step_seconds(app) + evaluations * app->pace.eval_seconds;
 }
 
-/* The share of the device's peak that a step of so many seconds reaches; NaN where the peak is not known. */
+/* The share of the devices' peak that a step of so many seconds reaches; NaN where the peak is not known. */
 static double mfu(const App *app, double seconds) {
-    const double peak = app->ops->peak_flops ? app->ops->peak_flops(app->stream) : 0;
+    const double one = app->ops->peak_flops ? app->ops->peak_flops(app->stream) : 0,
+                 peak = one * app->ranks.count;
     return peak > 0 ? gpt_flops_per_token(&app->setup.config) * step_tokens(app) / seconds / peak : NAN;
 }
 
@@ -1331,6 +1571,7 @@ static bool check_finite(App *app, const StepState *step) {
              what);
         return true;
     }
+    app->told = true; /* their sums are the same */
     return error_set(&app->err,
                      "step %" PRIu64
                      ": %s is not finite, as in the %d before; start a new run with a lower -lr (%g), from "
@@ -1342,7 +1583,7 @@ static bool take_step(App *app) {
     const Options *o = &app->options;
     const size_t T = app->setup.config.ctx, B = app->setup.B;
     const uint64_t batch = (uint64_t)o->batch;
-    const uint64_t rows = batch / (uint64_t)app->ranks.count,
+    const uint64_t rows = share_of_batch(app),
                    first = (uint64_t)app->ranks.rank * rows; /* of this rank, within the step */
     const AdamW adamw = {.beta1 = (float)o->beta1,
                          .beta2 = (float)o->beta2,
@@ -1351,16 +1592,19 @@ static bool take_step(App *app) {
                          .clip = (float)o->clip};
     const double begun = seconds_now();
 
+    ranks_in_steps(&app->ranks, true);
     gpt_step_begin(app->gpt, app->state.step, (float)learning_rate(o, app->state.step));
     for (uint64_t at = first; at < first + rows; at += B) {
         const size_t micro = first + rows - at < B ? (size_t)(first + rows - at) : B;
         if (!batches_get(app->batches, app->state.step * batch + at, micro, app->inputs, app->targets,
                          &app->err))
             return false;
+        if (at + micro == first + rows) ranks_average_begin(&app->ranks, stop_requested());
         gpt_forward_backward(app->gpt, app->inputs, app->targets, micro, at, batch * T);
     }
-    if (!ranks_sum_gradients(&app->ranks, app->gpt, &app->err)) return false;
+    ranks_average_end(&app->ranks);
     gpt_step_end(app->gpt, adamw);
+    app->stop = ranks_step_done(&app->ranks);
     const StepState step = gpt_step_state(app->gpt);
     const AttentionTimes attention = attention_take_times();
 
@@ -1403,7 +1647,8 @@ static bool is_due(const App *app, int64_t every) {
 /* False only for an error; an evaluation that a signal broke off has no result. */
 static bool watch_loss(App *app) {
     Evaluation result;
-    if (!evaluate(app, &result)) return stop_requested() != 0;
+    ranks_in_steps(&app->ranks, false);
+    if (!evaluate(app, &result)) return app->stop != 0;
     app->state.eval_loss = result.loss;
     const double floor = app->has_facts ? app->facts.heldout_floor : NAN;
     log_row(app,
@@ -1449,6 +1694,8 @@ static bool is_best(const TrainState *state) {
 /* Saves where the run stands. On failure the old checkpoints are as they were, and so is the state. */
 static bool save(App *app) {
     const Options *o = &app->options;
+    if (!leads(app)) return true;
+    ranks_in_steps(&app->ranks, false);
     if (app->saved && app->saved_step == app->state.step) return true;
     if (app->state.bad_steps >= MAX_BAD_STEPS)
         return error_set(&app->err, "step %" PRIu64 " was not finite, so that its model is not saved",
@@ -1483,11 +1730,15 @@ static bool watch(App *app) {
     state->cut_short = evaluate_now || write_now; /* until it is done */
     if (evaluate_now) {
         if (!watch_loss(app)) return false;
-        if (stop_requested()) return true; /* the end saves */
+        if (agreed_stop(app)) return true; /* the end saves */
     }
-    if (write_now && !write_stories(app, state->stories, (uint64_t)o->samples, (size_t)o->sample_tokens, NULL,
-                                    watch_story))
-        return true;
+    if (write_now) {
+        ranks_in_steps(&app->ranks, false);
+        const bool whole = !leads(app) || write_stories(app, state->stories, (uint64_t)o->samples,
+                                                        (size_t)o->sample_tokens, NULL, watch_story);
+        agree_on_stop(app);
+        if (!whole) return true;
+    }
     state->cut_short = state->stories = 0;
     const bool last = (int64_t)state->step == o->steps;
     const bool best = o->checkpoint_every > 0 && is_best(state);
@@ -1501,15 +1752,22 @@ static bool watch(App *app) {
 /* Steps, until the last, a stop, or an error. */
 static bool train_loop(App *app) {
     const Options *o = &app->options;
-    if (app->state.step == 0 && !(fit_evaluation(app) && watch_loss(app))) return false;
+    if (app->state.step == 0) {
+        if (is_auto(o->steps) && is_auto(o->eval_tokens) &&
+            !share_schedule(app, !leads(app) || fit_evaluation(app)))
+            return false;
+        if (!watch_loss(app)) return false;
+    }
     if (app->state.cut_short) {
         app->saved = false; /* with what is done now, it is another state of that step */
         if (!watch(app)) return false;
     }
-    atomic_store(&taking_steps, true);
+    atomic_store(&taking_steps, leads(app));
     while (is_auto(o->steps) || (int64_t)app->state.step < o->steps) {
-        if (ranks_agree(&app->ranks, stop_requested())) return true;
-        if (!take_step(app) || !fit_steps(app) || !watch(app)) return false;
+        if (agreed_stop(app)) return true;
+        if (!take_step(app)) return false;
+        if (is_auto(o->steps) && !share_schedule(app, !leads(app) || fit_steps(app))) return false;
+        if (!watch(app)) return false;
     }
     return true;
 }
@@ -1531,6 +1789,7 @@ static bool start_state(App *app) {
     } else {
         gpt_init_weights(app->gpt, (uint64_t)o->seed);
     }
+    if (!leads(app)) return true;
     if (app->resume_from) {
         const RunWatched watched = {!isnan(app->state.eval_loss), app->state.stories};
         return run_log_cut(app->run, app->state.step, app->state.cut_short ? &watched : NULL, &app->err);
@@ -1548,6 +1807,7 @@ static const char *signal_name(int number) {
 
 /* Where the run is, and what to type next. */
 static void print_next(App *app) {
+    if (!leads(app)) return;
     char *run = shell_quoted(run_path(app->run)), *program = shell_quoted(app->program);
     say(app, "run      %s", run);
     if (app->saved) {
@@ -1565,9 +1825,13 @@ static void print_next(App *app) {
 
 /* The end: what is not saved is, the log gets its last row, the user what to do next. */
 static bool finish(App *app, bool trained) {
+    ranks_in_steps(&app->ranks, false);
+    const bool same = !trained || check_same_weights(app);
+    trained = trained && same;
     const Error cause = app->err;
-    const bool saved = app->state.step == 0 || save(app);
-    const int signal_number = ranks_agree(&app->ranks, stop_requested());
+    bool saved = app->state.step == 0 || (same && save(app));
+    if (trained) saved = all_ranks(app, saved);
+    const int signal_number = agreed_stop(app); /* alone, also one that came while it was saved */
     if (!trained) app->err = cause; /* what ended the run, whether or not it could be saved */
     const Error error = app->err;
     char *reason = !trained || !saved ? xformat("failed: %s", error.text)
@@ -1598,7 +1862,7 @@ static bool finish(App *app, bool trained) {
 static bool train_model(App *app) {
     Options *o = &app->options;
     app->setup.attention = attention_timed(app->setup.attention, app->ops);
-    if (!make_model(app) || !start_state(app)) return false;
+    if (!all_ranks(app, make_model(app) && start_state(app)) || !check_same_weights(app)) return false;
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && !app->state.cut_short) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);
@@ -1609,9 +1873,12 @@ static bool train_model(App *app) {
         return true;
     }
     log_start(app);
-    const uint64_t batch = (uint64_t)o->batch,
-                   first = (uint64_t)app->ranks.rank * (batch / (uint64_t)app->ranks.count);
-    batches_read_ahead(app->batches, app->state.step * batch + first, app->setup.B, app->setup.B);
+    ranks_attach(&app->ranks, app->gpt);
+    const uint64_t batch = (uint64_t)o->batch, share = share_of_batch(app), B = app->setup.B,
+                   first = app->state.step * batch + (uint64_t)app->ranks.rank * share;
+    /* Alone all sequences follow one another, and no more need to lie ready than are taken at once. */
+    if (app->ranks.count == 1) batches_read_ahead(app->batches, first, B, B);
+    else batches_read_ahead(app->batches, first, share, batch);
     return finish(app, train_loop(app));
 }
 
@@ -1622,7 +1889,7 @@ static bool find_inputs(App *app) {
     const bool found = app->settings ||
                        (check_path(app, "data", o->data) && check_path(app, "heldout", o->heldout) &&
                         check_path(app, "tokenizer", o->tokenizer));
-    if (!found || !open_device(app) || !find_tokenizer(app)) return false;
+    if (!found || (!app->stream && !open_devices(app)) || !find_tokenizer(app)) return false;
     if (o->load && !app->resume_from) {
         app->model = find_model(app, o->load);
         if (!app->model || !take_model(app)) return false;
@@ -1631,35 +1898,94 @@ static bool find_inputs(App *app) {
     return !names_shards(o->data) || open_shards(app, o->data, o->heldout);
 }
 
-/* Everything up to the first step. What needs no folder comes before one is made, so that a mistake leaves
- * none behind. */
-static bool train(App *app) {
+/* Windows to train on, the plan, and memory that the process needs besides. Once more after a first plan: the text
+ * may not have given as large a vocabulary as was asked for. */
+static bool plan_training(App *app) {
     Options *o = &app->options;
-    app->report = stdout;
-    app->in_place = isatty(STDOUT_FILENO);
-    if (!take_run_settings(app) || !settle_settings(app) || !ranks_start(&app->ranks, &app->err))
+    if (!open_windows(app, DEFAULT_EVAL_TOKENS) || !plan_model(app, true, share_of_batch(app)) ||
+        !memory_plan_process(&app->setup, &app->plan, &app->err))
         return false;
-    bool done = find_inputs(app) && (o->tokenize || plan_model(app, true, (size_t)o->batch));
-    if (done && o->dry_run) {
-        done = (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
+    o->micro = (int64_t)app->setup.B, o->attention = app->setup.attention->name;
+    return true;
+}
+
+/* Rank 0's way to the first step. What needs no folder comes before one is made, so that a mistake leaves none
+ * behind. */
+static bool lead_start(App *app) {
+    const Options *o = &app->options;
+    if (!find_inputs(app) || (!o->tokenize && !plan_model(app, true, share_of_batch(app)))) return false;
+    if (o->dry_run)
+        return (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
                memory_plan_process(&app->setup, &app->plan, &app->err);
-        if (done) print_tables(app);
+    const bool done = open_run(app) && open_data(app);
+    if (!done && stop_requested()) app->code = 128 + stop_requested();
+    if (done) app->folder = xstrdup(run_path(app->run));
+    return done && (o->tokenize || plan_training(app));
+}
+
+/* The other ranks' way there: with rank 0's settings, on the tokens that it made or found. */
+static bool follow(App *app) {
+    Options *o = &app->options;
+    const int64_t threads = o->threads;
+    if (!options_resume(o, json_object_get(app->lead, "settings"), &app->err)) return false;
+    o->threads = threads;
+    app->folder = xstrdup(json_string_value(json_object_get(app->lead, "folder")));
+    const char *model = json_string_value(json_object_get(app->lead, "model"));
+    if (model) app->model = xstrdup(model);
+    char *tokens = xformat("%s/tokens", app->folder), *train = xformat("%s/train-*.bin", tokens),
+         *heldout = xformat("%s/heldout-*.bin", tokens), *merges = xformat("%s/merges.txt", tokens);
+    const bool own = names_shards(o->data);
+    bool done = load_tokenizer(app, merges) &&
+                open_shards(app, own ? o->data : train, own ? o->heldout : heldout);
+    if (!done) {
+        const Error cause = app->err;
+        error_set(&app->err, "%s; -run and -data must lie on a file system that all hosts share", cause.text);
+    }
+    free(merges);
+    free(heldout);
+    free(train);
+    free(tokens);
+    return done && plan_training(app);
+}
+
+/* Every rank to where it can make its model, on the same tokens. */
+static bool follow_start(App *app) {
+    if (app->ranks.count == 1) return true;
+    json_t *ours = leads(app) ? json_pack("{s:o, s:s, s:s?}", "settings", options_to_json(&app->options),
+                                          "folder", app->folder, "model", app->model)
+                              : NULL;
+    if (!tell_ranks(app, ours) || !all_ranks(app, leads(app) || follow(app))) return false;
+    const BpeFingerprint tokenizer = bpe_fingerprint(app->bpe);
+    char text[160];
+    snprintf(text, sizeof text, "%" PRIu64 " bytes, CRC-32 %08" PRIx32, (uint64_t)tokenizer.length,
+             tokenizer.crc32);
+    if (!same_on_ranks(app, "the tokenizer", text, "use one run folder on a shared file system"))
+        return false;
+    snprintf(text, sizeof text, "training %08" PRIx32 ", held-out %08" PRIx32 ", %" PRIu64 " windows of it",
+             shards_identity(app->train), shards_identity(app->heldout), app->eval_windows);
+    return same_on_ranks(app, "the tokens", text,
+                         "use the same -data and one run folder on a shared file system");
+}
+
+static bool train(App *app) {
+    const Options *o = &app->options;
+    app->report = leads(app) ? stdout : app->report;
+    /* mpirun gives its processes a terminal even where its own output goes into a file. */
+    app->in_place = app->ranks.count == 1 && isatty(STDOUT_FILENO);
+    if (!check_same_start(app) || !share_run_settings(app) ||
+        !all_ranks(app, settle_settings(app) && check_share(app)) ||
+        (app->ranks.count > 1 && !open_devices(app)))
+        return false;
+    bool done = all_ranks(app, !leads(app) || lead_start(app));
+    if (done && o->dry_run) {
+        if (leads(app)) print_tables(app);
+    } else if (done && o->tokenize) {
+        print_data(app);
+        print_next(app);
     } else if (done) {
-        done = open_run(app) && open_data(app);
-        if (!done && stop_requested()) app->code = 128 + stop_requested();
-        if (done && o->tokenize) {
-            print_data(app);
-            print_next(app);
-        } else if (done) {
-            /* Once more: the text may not have given as large a vocabulary as was asked for. */
-            done = open_windows(app, DEFAULT_EVAL_TOKENS) && plan_model(app, true, (size_t)o->batch) &&
-                   memory_plan_process(&app->setup, &app->plan, &app->err);
-            if (done) {
-                o->micro = (int64_t)app->setup.B, o->attention = app->setup.attention->name;
-                print_tables(app);
-            }
-            done = done && train_model(app);
-        }
+        done = follow_start(app);
+        if (done && leads(app)) print_tables(app);
+        done = done && train_model(app);
     }
     if (!done) undo_start(app);
     return done;
@@ -1977,6 +2303,7 @@ static bool print_config(App *app) {
 }
 
 static void free_app(App *app) {
+    ranks_end(&app->ranks);
     gpt_free(app->gpt);
     batches_close(app->windows);
     batches_close(app->batches);
@@ -1988,6 +2315,7 @@ static void free_app(App *app) {
     run_close(app->run);
     json_decref(app->settings);
     json_decref(app->chosen);
+    json_decref(app->lead);
     buffer_free(&app->merges);
     buffer_free(&app->tokenizer_json);
     free(app->scratch);
@@ -1998,7 +2326,7 @@ static void free_app(App *app) {
     free(app->newest_run);
     free(app->inputs);
     free(app->targets);
-    ranks_end(&app->ranks);
+    free(app->folder);
 }
 
 /* Waits for signals, so that no other thread takes one. The first asks for a stop, which a long step delays;
@@ -2055,8 +2383,16 @@ int main(int argc, char **argv) {
     /* Who encodes or decodes has nothing to save: a signal ends that at once, as it does other filters. */
     if (!o->encode && !o->decode) start_signals();
     else signal(SIGPIPE, SIG_IGN);
-    if (!done) {
-        /* what was typed makes no sense */
+    Error err;
+    if (!ranks_start(&app.ranks, o->timeout, &err)) {
+        if (done) app.code = EXIT_FAILED, app.err = err;
+        done = false;
+    }
+    done = all_ranks(&app, done) && check_ranks(&app);
+    FILE *nowhere = leads(&app) ? NULL : fopen("/dev/null", "w");
+    if (nowhere) app.report = nowhere;
+    if (!done || (!leads(&app) && (o->help || o->version || o->print_config))) {
+        /* what was typed makes no sense, or rank 0 answers it */
     } else if (o->help) {
         options_print_help(stdout);
     } else if (o->version) {
@@ -2081,8 +2417,12 @@ int main(int argc, char **argv) {
     if (done && !training) done = flush_output(&app, stdout);
     finish_line(&app);
     fflush(app.report);
-    if (!done && app.err.text[0]) fprintf(stderr, "train_gpt: error: %s\n", app.err.text);
     const int code = done ? app.stopped : app.code;
+    if (!done && !app.told && !leads(&app)) error_prefix(&app.err, "rank %d", app.ranks.rank);
+    if (!done && app.err.text[0] && (leads(&app) || !app.told))
+        fprintf(stderr, "train_gpt: error: %s\n", app.err.text);
+    if (!done && !app.told) ranks_abort(&app.ranks, code); /* the others wait for this one */
     free_app(&app);
+    if (nowhere) fclose(nowhere);
     return code;
 }

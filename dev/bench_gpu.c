@@ -16,10 +16,17 @@
  * forward products; for the others the bytes that they cannot do without at the rate of a copy.
  *
  * Then evaluation (forward alone), and generation of one story and of 64 at once: all of it, with sampling on
- * the CPU, and the network alone. The first line is for scripts: "tokens/s N". */
+ * the CPU, and the network alone. The first line is for scripts: "tokens/s N".
+ *
+ *     mpirun -n 2 bench_gpu ...
+ *
+ * trains on a GPU a rank, --batch sequences each, and also tells the time of a step in which the GPU waits for the
+ * sums of gradients. TRAIN_GPT_AVERAGE_ALONE=1 takes one GPU through all of that too; what it then costs is what
+ * NCCL's launches and events cost, and that such steps are not replayed from a recording. */
 #include "../common.h"
 #include "../model/generate.h"
 #include "../model/gpt.h"
+#include "../model/ranks.h"
 #include "../sgemm.h"
 #include "profile_ops.h"
 
@@ -90,6 +97,7 @@ typedef struct Bench {
     const Settings *settings;
     const Ops *ops;
     Stream *stream;
+    Ranks *ranks;
     size_t buffer_bytes;
     void *a, *b, *c; /* of the products and copies, on the device */
 } Bench;
@@ -231,19 +239,27 @@ static bool find_floors(Bench *bench, Floors *floors, Error *err) {
 }
 
 /* ---- training ---- */
-static void step(Gpt *gpt, const Settings *s, const int32_t *ids, uint64_t number) {
+/* Waits for its end where there are several ranks, as training does. */
+static void step(Gpt *gpt, const Bench *bench, const int32_t *ids, uint64_t number) {
+    const Settings *s = bench->settings;
+    const size_t first = s->batch * (size_t)bench->ranks->rank, all = s->batch * (size_t)bench->ranks->count;
     gpt_step_begin(gpt, number, 1e-4f);
-    for (size_t b = 0; b < s->batch; b += s->micro)
-        gpt_forward_backward(gpt, ids + b * s->ctx, ids + b * s->ctx + 1,
-                             s->batch - b < s->micro ? s->batch - b : s->micro, b, s->batch * s->ctx);
+    for (size_t b = 0; b < s->batch; b += s->micro) {
+        const size_t micro = s->batch - b < s->micro ? s->batch - b : s->micro;
+        if (b + micro == s->batch) ranks_average_begin(bench->ranks, 0);
+        gpt_forward_backward(gpt, ids + b * s->ctx, ids + b * s->ctx + 1, micro, first + b, all * s->ctx);
+    }
+    ranks_average_end(bench->ranks);
     gpt_step_end(gpt,
                  (AdamW){.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1});
+    ranks_step_done(bench->ranks);
 }
 
 typedef struct Result {
     MemoryPlan plan;
     size_t held, in_use, total; /* bytes of the device: by the model, by all, that it has; 0: not known */
     double seconds, loss;       /* of a step */
+    double exposed;             /* seconds of it in which the device waits for averaging */
     Spent spent[KINDS];         /* of PROFILED_STEPS */
     double profiled;            /* seconds from the begin of these to their end */
     double evaluation;          /* tokens/s */
@@ -266,26 +282,29 @@ static bool train(const Bench *bench, const GptSetup *setup, const int32_t *ids,
     Gpt *gpt = gpt_plan(setup, &result->plan, err) ? gpt_new(setup, err) : NULL;
     if (!gpt) return false;
     gpt_init_weights(gpt, 1);
+    ranks_attach(bench->ranks, gpt);
     uint64_t number = 0;
-    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
+    for (int i = 0; i < WARM_UP; i++) step(gpt, bench, ids, number++);
     gpt_step_state(gpt); /* waits */
     memory_of(bench, &result->in_use, &result->total);
     result->held = result->in_use - before;
 
     for (int pass = 0; pass < 2; pass++) { /* the first makes the marks */
         profile_start();
-        for (int i = 0; i < PROFILED_STEPS; i++) step(gpt, s, ids, number++);
+        for (int i = 0; i < PROFILED_STEPS; i++) step(gpt, bench, ids, number++);
         result->profiled = profile_stop(result->spent);
     }
 
     gpt_record(gpt, true); /* as in training, once its first steps are over */
-    for (int i = 0; i < WARM_UP; i++) step(gpt, s, ids, number++);
+    for (int i = 0; i < WARM_UP; i++) step(gpt, bench, ids, number++);
     gpt_step_state(gpt);
+    ranks_take_exposed(bench->ranks);
     const double start = seconds_now();
-    for (size_t i = 0; i < s->steps; i++) step(gpt, s, ids, number++);
+    for (size_t i = 0; i < s->steps; i++) step(gpt, bench, ids, number++);
     const StepState state = gpt_step_state(gpt);
     result->seconds = (seconds_now() - start) / (double)s->steps;
-    result->loss = state.loss_sum / (double)(s->batch * s->ctx);
+    result->exposed = ranks_take_exposed(bench->ranks) / (double)s->steps;
+    result->loss = state.loss_sum / ((double)(s->batch * s->ctx) * bench->ranks->count);
 
     double evaluated = 0;
     for (int pass = 0; pass < 2; pass++) { /* the first warms up */
@@ -296,6 +315,7 @@ static bool train(const Bench *bench, const GptSetup *setup, const int32_t *ids,
         evaluated = gpt_evaluate_sum(gpt);
         result->evaluation = (double)(times * s->micro * s->ctx) / (seconds_now() - begun);
     }
+    ranks_detach(bench->ranks);
     gpt_free(gpt);
     return (isfinite(state.loss_sum) && isfinite(evaluated)) || error_set(err, "the loss is not finite");
 }
@@ -373,7 +393,7 @@ static void print_kinds(const Result *result, const Floors *floors) {
 static void print_report(const Bench *bench, const GptConfig *config, const char *attention,
                          const Result *result, const Floors *floors) {
     const Settings *s = bench->settings;
-    const double rate = (double)(s->batch * s->ctx) / result->seconds;
+    const double ranks = bench->ranks->count, rate = ranks * (double)(s->batch * s->ctx) / result->seconds;
     char device[160];
     bench->ops->describe(bench->stream, device, sizeof device);
     printf("tokens/s %.0f\n", rate);
@@ -382,10 +402,16 @@ static void print_report(const Bench *bench, const GptConfig *config, const char
            s->layers, s->channels, s->heads, s->vocab, s->position, s->batch, s->micro, s->ctx,
            (double)gpt_parameter_count(config) / 1e6);
     const double flops = rate * gpt_flops_per_token(config),
-                 peak = bench->ops->peak_flops ? bench->ops->peak_flops(bench->stream) : 0;
+                 peak = bench->ops->peak_flops ? ranks * bench->ops->peak_flops(bench->stream) : 0;
     printf("%.2f ms a step, %.1f model TFLOP/s", 1e3 * result->seconds, flops / 1e12);
     if (peak > 0) printf(", MFU %.1f %% of %.1f", 100 * flops / peak, peak / 1e12);
     printf("; loss %.4f\n", result->loss);
+    if (bench->ranks->link) {
+        char text[160];
+        ranks_describe(bench->ranks, text, sizeof text);
+        printf("ranks: %s; %.3f ms a step exposed (%.2f %%)\n", text, 1e3 * result->exposed,
+               100 * result->exposed / result->seconds);
+    }
     printf("evaluation %.0f tokens/s\n", result->evaluation);
     for (int i = 0; i < 2; i++)
         printf("generation, %2d at once: %.0f tokens/s; the network alone %.0f\n", i ? STORIES : 1,
@@ -401,11 +427,13 @@ static void print_report(const Bench *bench, const GptConfig *config, const char
     print_kinds(result, floors);
 }
 
-static bool run(const Settings *s, Error *err) {
-    Bench bench = {.settings = s, .ops = find_ops(s->device)};
+static bool run(const Settings *s, Ranks *ranks, Error *err) {
+    Bench bench = {.settings = s, .ops = find_ops(s->device), .ranks = ranks};
     if (!bench.ops) return error_set(err, "this build has no device %s", s->device);
-    bench.stream = bench.ops->open((int)s->threads, err);
-    if (!bench.stream) return false;
+    bench.stream = bench.ops->open(ranks->local_rank, (int)s->threads, err);
+    if (!ranks_all(ranks, bench.stream != NULL, NULL, err) ||
+        !ranks_join_devices(ranks, bench.ops, bench.stream, err))
+        return false;
     GptSetup setup = {
         .config = {.layers = s->layers,
                    .heads = s->heads,
@@ -427,7 +455,7 @@ static bool run(const Settings *s, Error *err) {
 
     const size_t tokens = s->batch * s->ctx;
     int32_t *ids = (int32_t *)xmalloc((tokens + 1) * sizeof *ids);
-    Rng rng = rng_start(1, 1);
+    Rng rng = rng_start(1, 1 + (uint64_t)ranks->rank);
     for (size_t i = 0; i <= tokens && done; i++) ids[i] = (int32_t)rng_below(&rng, s->vocab);
     Result result = {.seconds = 0};
     Floors floors = {.copy_rate = 0};
@@ -458,7 +486,12 @@ int main(int argc, char **argv) {
                   .batch = 64,
                   .steps = 20};
     Error err = {""};
-    if (parse(argc, argv, &s, &err) && run(&s, &err)) return EXIT_DONE;
-    fprintf(stderr, "bench_gpu: %s\n", err.text);
-    return EXIT_FAILED;
+    Ranks ranks;
+    bool done = ranks_start(&ranks, 120, &err) && parse(argc, argv, &s, &err);
+    /* Only rank 0 prints its figures. */
+    done = done && (ranks.rank == 0 || freopen("/dev/null", "w", stdout)) && run(&s, &ranks, &err);
+    if (!done) fprintf(stderr, "bench_gpu: %s\n", err.text);
+    if (!done) ranks_abort(&ranks, EXIT_FAILED);
+    ranks_end(&ranks);
+    return done ? EXIT_DONE : EXIT_FAILED;
 }

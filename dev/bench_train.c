@@ -11,10 +11,18 @@
  * that is matrix products above all, also the rate, counting only the products (of causal attention, those
  * below the diagonal, backward 2.5 times forward). "lost" is the time beyond what the products would take at
  * sgemm's rate. The clocked step may be slower; speed is that of the plain one. Memory is planned as in
- * train_gpt's start-up table; "held" is VmRSS after the plain steps. */
+ * train_gpt's start-up table; "held" is VmRSS after the plain steps.
+ *
+ *     mpirun -n 2 bench_train --threads 1 ...
+ *
+ * shares the batch among ranks, as training does. "averaging" is then what a step's communication costs: the
+ * time in which computing stands still for it, mean of the plain steps; on CPUs also what is done on the way,
+ * since nobody else can do it. Figures are rank 0's; sgemm's rate is that of one rank while all measure it, times
+ * their number. */
 #include "../common.h"
 #include "../measure.h"
 #include "../model/gpt.h"
+#include "../model/ranks.h"
 #include "../sgemm.h"
 #include "../simd.h"
 #include "profile_ops.h"
@@ -105,40 +113,50 @@ static double sgemm_flops(void) {
 
 typedef struct Result {
     double seconds;    /* of a step, the median */
+    double averaging;  /* of it, in which computing waited for other ranks; a mean */
     double loss;       /* of the last step, nats per token */
     size_t held, peak; /* VmRSS and VmHWM after the steps, bytes */
 } Result;
 
 /* `steps` steps after the warm-up, on the same random tokens, with whatever ops and attention `setup` has; these
  * are profiled ones where `spent` is not NULL. */
-static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Spent *spent, Error *err) {
-    const size_t rows = setup->B * setup->config.ctx;
+static bool take_steps(const GptSetup *setup, Ranks *ranks, size_t steps, Result *result, Spent *spent,
+                       Error *err) {
+    const size_t rows = setup->B * setup->config.ctx, of_step = rows * (size_t)ranks->count,
+                 first = setup->B * (size_t)ranks->rank;
     Gpt *gpt = gpt_new(setup, err);
     if (!gpt) return false;
     int32_t *tokens = xmalloc(2 * rows * sizeof *tokens); /* inputs, targets: (B, T) each */
     double *times = xmalloc(steps * sizeof *times);
     const AdamW adamw = {.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1.0f};
-    Rng rng = rng_start(2, 0);
+    Rng rng = rng_start(2, (uint64_t)ranks->rank);
     for (size_t i = 0; i < 2 * rows; i++) tokens[i] = (int32_t)rng_below(&rng, setup->config.vocab);
     gpt_init_weights(gpt, 1);
     StepState state = {0};
+    ranks_attach(ranks, gpt);
     for (size_t step = 0; step < WARM_UP + steps; step++) {
         if (step == WARM_UP && spent) profile_start();
+        if (step == WARM_UP) ranks_take_exposed(ranks);
         const double begun = seconds_now();
         gpt_step_begin(gpt, step, 1e-4f);
-        gpt_forward_backward(gpt, tokens, tokens + rows, setup->B, 0, rows);
+        ranks_average_begin(ranks, 0);
+        gpt_forward_backward(gpt, tokens, tokens + rows, setup->B, first, of_step);
+        ranks_average_end(ranks);
         gpt_step_end(gpt, adamw);
+        ranks_step_done(ranks);
         state = gpt_step_state(gpt);
         if (step >= WARM_UP) times[step - WARM_UP] = seconds_now() - begun;
     }
     *result = (Result){.seconds = median(times, steps),
-                       .loss = state.loss_sum / (double)rows,
+                       .averaging = ranks_take_exposed(ranks) / (double)steps,
+                       .loss = state.loss_sum / (double)of_step,
                        .held = memory_now(),
                        .peak = memory_peak()};
     if (spent) profile_stop(spent);
     const bool finite = !state.skip;
     free(times);
     free(tokens);
+    ranks_detach(ranks);
     gpt_free(gpt);
     return finite || error_set(err, "the loss or a gradient is not finite");
 }
@@ -147,6 +165,7 @@ static bool take_steps(const GptSetup *setup, size_t steps, Result *result, Spen
 
 typedef struct Report {
     const Settings *settings;
+    int ranks;
     GptConfig config;
     MemoryPlan plan;
     double sgemm_before, sgemm_after; /* FLOP/s */
@@ -156,6 +175,11 @@ typedef struct Report {
 
 static double sgemm_rate(const Report *report) {
     return 0.5 * (report->sgemm_before + report->sgemm_after);
+}
+
+/* Of all ranks together. */
+static double peak_rate(const Report *report) {
+    return report->ranks * sgemm_rate(report);
 }
 
 static double tokens_of_step(const Report *report) {
@@ -174,7 +198,10 @@ static void print_report(const Report *report) {
     printf("  %-28s %10.1f\n", "model GFLOP/s", 1e-9 * model_flops(report));
     printf("  %-28s %10.1f  %.1f before, %.1f after\n", "sgemm GFLOP/s", 1e-9 * rate,
            1e-9 * report->sgemm_before, 1e-9 * report->sgemm_after);
-    printf("  %-28s %9.1f%%\n", "MFU", 100 * model_flops(report) / rate);
+    printf("  %-28s %9.1f%%\n", "MFU", 100 * model_flops(report) / peak_rate(report));
+    if (report->ranks > 1)
+        printf("  %-28s %10.1f  %.1f %% of the step, %d ranks\n", "averaging, ms a step",
+               1e3 * plain->averaging, 100 * plain->averaging / plain->seconds, report->ranks);
 
     printf("\nmemory, MB\n");
     for (size_t i = 0; i < report->plan.rows; i++)
@@ -213,17 +240,19 @@ static bool write_json(const Report *report, Error *err) {
                                                1e3 * report->spent[kind].seconds / (double)s->steps, "gflop",
                                                1e-9 * report->spent[kind].flops / (double)s->steps));
     json_t *all = json_pack(
-        "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I}, s:s, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+        "{s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I}, s:i, s:f, s:s, s:s, s:I, s:f, s:f, s:f, s:f, s:f, "
+        "s:f, s:f, "
         "s:o, s:I, "
         "s:I, s:I, s:o}",
         "settings", "layers", (json_int_t)s->layers, "heads", (json_int_t)s->heads, "channels",
         (json_int_t)s->channels, "vocab", (json_int_t)s->vocab, "ctx", (json_int_t)s->ctx, "batch",
         (json_int_t)s->batch, "attention", s->attention, "threads", (json_int_t)s->threads, "steps",
-        (json_int_t)s->steps, "simd", simd_name(simd_level()), "sgemm", sgemm_library(), "parameters",
+        (json_int_t)s->steps, "ranks", report->ranks, "averaging_ms", 1e3 * report->plain.averaging, "simd",
+        simd_name(simd_level()), "sgemm", sgemm_library(), "parameters",
         (json_int_t)gpt_parameter_count(&report->config), "tokens_per_s",
         tokens_of_step(report) / report->plain.seconds, "ms", 1e3 * report->plain.seconds, "model_gflops",
         1e-9 * model_flops(report), "sgemm_gflops_before", 1e-9 * report->sgemm_before, "sgemm_gflops_after",
-        1e-9 * report->sgemm_after, "mfu", model_flops(report) / sgemm_rate(report), "loss",
+        1e-9 * report->sgemm_after, "mfu", model_flops(report) / peak_rate(report), "loss",
         report->plain.loss, "memory_bytes", memory, "planned_bytes", (json_int_t)report->plan.total,
         "held_bytes", (json_int_t)report->plain.held, "peak_bytes", (json_int_t)report->plain.peak, "clocked",
         parts);
@@ -237,21 +266,25 @@ static bool write_json(const Report *report, Error *err) {
 
 /* ---- the whole of it ---- */
 
-static bool bench(Settings *s, Error *err) {
+static bool bench(Settings *s, Ranks *ranks, Error *err) {
     const Ops *ops = &ops_cpu;
-    Stream *stream = ops->open((int)s->threads, err);
+    if (s->batch % (size_t)ranks->count != 0)
+        return error_set(err, "--batch %zu does not divide among %d ranks", s->batch, ranks->count);
+    Stream *stream = ops->open(0, (int)s->threads, err);
     if (!stream) return false;
+    const size_t B = s->batch / (size_t)ranks->count;
     Report report = {.settings = s,
+                     .ranks = ranks->count,
                      .config = {.layers = s->layers,
                                 .heads = s->heads,
                                 .channels = s->channels,
                                 .ctx = s->ctx,
                                 .vocab = s->vocab,
                                 .position = POSITION_ROTARY}};
-    GptSetup setup = {.config = report.config, .ops = ops, .stream = stream, .B = s->batch, .training = true};
+    GptSetup setup = {.config = report.config, .ops = ops, .stream = stream, .B = B, .training = true};
     bool done = gpt_check_config(&report.config, err);
     const AttentionShape shape = {
-        .B = s->batch, .T = s->ctx, .H = s->heads, .D = s->channels / s->heads, .training = true};
+        .B = B, .T = s->ctx, .H = s->heads, .D = s->channels / s->heads, .training = true};
     setup.attention = done ? attention_find(s->attention, ops->name, &shape, err) : NULL;
     done = setup.attention && gpt_plan(&setup, &report.plan, err);
     if (done) {
@@ -267,7 +300,7 @@ static bool bench(Settings *s, Error *err) {
                1e-6 * (double)gpt_parameter_count(&report.config), device, setup.attention->name);
         if (sgemm_warning()) printf("note: %s\n", sgemm_warning());
         printf("\n");
-        done = take_steps(&setup, s->steps, &report.plain, NULL, err);
+        done = take_steps(&setup, ranks, s->steps, &report.plain, NULL, err);
     }
     if (done) {
         report.sgemm_after = sgemm_flops();
@@ -276,13 +309,13 @@ static bool bench(Settings *s, Error *err) {
         profile_wrap(ops, setup.attention, &outer_ops, &outer_attention);
         GptSetup with_clock = setup;
         with_clock.ops = &outer_ops, with_clock.attention = &outer_attention;
-        done = take_steps(&with_clock, s->steps, &report.clocked, report.spent, err);
+        done = take_steps(&with_clock, ranks, s->steps, &report.clocked, report.spent, err);
     }
     if (done && report.clocked.loss != report.plain.loss)
         done = error_set(err, "the same steps with clocks gave another loss: %.9g, not %.9g",
                          report.clocked.loss, report.plain.loss);
     if (done) print_report(&report);
-    done = done && (!s->json || write_json(&report, err));
+    done = done && (ranks->rank > 0 || !s->json || write_json(&report, err));
     ops->close(stream);
     return done;
 }
@@ -301,12 +334,17 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_train: %s\n", err.text);
         return EXIT_USAGE;
     }
+    Ranks ranks;
+    bool done = ranks_start(&ranks, 120, &err);
 #ifdef _OPENMP
     if (s.threads == 0) s.threads = (size_t)omp_get_max_threads();
 #else
     s.threads = 1;
 #endif
-    if (bench(&s, &err)) return EXIT_DONE;
-    fprintf(stderr, "bench_train: %s\n", err.text);
-    return EXIT_FAILED;
+    /* Only rank 0 prints its figures. */
+    done = done && (ranks.rank == 0 || freopen("/dev/null", "w", stdout)) && bench(&s, &ranks, &err);
+    if (!done) fprintf(stderr, "bench_train: %s\n", err.text);
+    if (!done) ranks_abort(&ranks, EXIT_FAILED);
+    ranks_end(&ranks);
+    return done ? EXIT_DONE : EXIT_FAILED;
 }

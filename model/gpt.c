@@ -256,6 +256,8 @@ struct Gpt {
     Recording recordings[MOST_RECORDINGS];
     size_t n_recordings;
     int32_t *inputs, *targets; /* (B, T) */
+    GptFinal *final_from;      /* for the next pass only; NULL: nobody wants to know */
+    void *final_user;
 
     LayerActivations *acts; /* L of them */
     act_t *branch;          /* (B, T, C) what a block is about to add to the residual stream */
@@ -527,6 +529,11 @@ static Dropout dropout_at(const Gpt *gpt, const Pass *pass, uint32_t site) {
 /* The gradient of what a block added: d_x itself where nothing was dropped. */
 static const act_t *branch_gradient(const Gpt *gpt) { return gpt->d_branch ? gpt->d_branch : gpt->d_x; }
 
+/* In backward order: from this row of the table on, gradients are final (gpt_tell_final). */
+static void final_from(Gpt *gpt, size_t row) {
+    if (gpt->final_from) gpt->final_from(gpt->final_user, row);
+}
+
 /* -- tokens to vectors -- */
 static void embedding_forward(Gpt *gpt, const Pass *pass) {
     const act_t *wpe = gpt->setup.config.position == POSITION_LEARNED ? weight(gpt, gpt->model.wpe) : NULL;
@@ -537,6 +544,7 @@ static void embedding_backward(Gpt *gpt, const Pass *pass) {
     float *d_wpe = gpt->setup.config.position == POSITION_LEARNED ? gradient(gpt, gpt->model.wpe) : NULL;
     gpt->setup.ops->embedding_backward(gpt->setup.stream, gradient(gpt, gpt->model.wte), d_wpe, gpt->d_x, gpt->inputs,
                                        pass->B, gpt->T, gpt->C, dropout_at(gpt, pass, embedding_site()));
+    final_from(gpt, 0);
 }
 
 /* -- attention block: x1 = x + dropout(MLP branch of the layer before); branch = proj(attention(norm(x1))) -- */
@@ -574,6 +582,7 @@ static void attention_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     const bool first = l == 0;
     ops->linear_backward(stream, gpt->d_attended, gradient(gpt, p->proj_w), gradient(gpt, p->proj_b),
                          branch_gradient(gpt), a->attended, weight(gpt, p->proj_w), NULL, rows, C, C);
+    final_from(gpt, p->proj_w);
     AttentionCall call = attention_call(gpt, pass, a);
     call.d_out = gpt->d_attended, call.d_qkv = gpt->d_qkv;
     gpt->setup.attention->backward(&call);
@@ -581,10 +590,12 @@ static void attention_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
         ops->rotary(stream, gpt->d_qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, true);
     ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->qkv_w), gradient(gpt, p->qkv_b), gpt->d_qkv,
                          a->normed1, weight(gpt, p->qkv_w), NULL, rows, C, 3 * C);
+    final_from(gpt, p->qkv_w);
     ops->residual_norm_backward(stream, gpt->d_x, false, first ? NULL : gpt->d_branch, gradient(gpt, p->norm1_gain),
                                 gradient(gpt, p->norm1_bias), gpt->d_normed, a->x1, a->mean1, a->rstd1,
                                 weight(gpt, p->norm1_gain), rows, C,
                                 dropout_at(gpt, pass, first ? 0 : mlp_site(l - 1)));
+    final_from(gpt, p->norm1_gain);
 }
 
 /* -- MLP block: x2 = x1 + dropout(attention branch); branch = down(GELU(up(norm(x2)))) -- */
@@ -610,11 +621,14 @@ static void mlp_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     const size_t rows = pass->rows, C = gpt->C;
     ops->linear_backward(stream, gpt->d_pre, gradient(gpt, p->down_w), gradient(gpt, p->down_b), branch_gradient(gpt),
                          a->gelu, weight(gpt, p->down_w), a->pre, rows, 4 * C, C);
+    final_from(gpt, p->down_w);
     ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->up_w), gradient(gpt, p->up_b), gpt->d_pre, a->normed2,
                          weight(gpt, p->up_w), NULL, rows, C, 4 * C);
+    final_from(gpt, p->up_w);
     ops->residual_norm_backward(stream, gpt->d_x, false, gpt->d_branch, gradient(gpt, p->norm2_gain),
                                 gradient(gpt, p->norm2_bias), gpt->d_normed, a->x2, a->mean2, a->rstd2,
                                 weight(gpt, p->norm2_gain), rows, C, dropout_at(gpt, pass, attention_site(l)));
+    final_from(gpt, p->norm2_gain);
 }
 
 /* -- the last norm: hidden = norm(x2 + dropout(last MLP branch)) -- */
@@ -631,6 +645,7 @@ static void last_norm_backward(Gpt *gpt, const Pass *pass) {
                                            gpt->d_normed, gpt->x_last, gpt->mean_last, gpt->rstd_last,
                                            weight(gpt, gpt->model.norm_gain), pass->rows, gpt->C,
                                            dropout_at(gpt, pass, mlp_site(gpt->L - 1)));
+    final_from(gpt, gpt->model.norm_gain);
 }
 
 /* -- the head, tied to wte: the loss, and on the way d_normed (of hidden) and wte's gradient -- */
@@ -680,7 +695,8 @@ static bool same_pass(const Pass *a, const Pass *b) {
 /* The recording of a pass, made when the pass comes for the second time; NULL where there is none. */
 static void *recording_of(Gpt *gpt, const Pass *pass, void (*run)(Gpt *, const Pass *)) {
     const Ops *ops = gpt->setup.ops;
-    if (!gpt->recording_on || !ops->replay) return NULL;
+    /* Whom final_from tells, must hear it each time. */
+    if (!gpt->recording_on || !ops->replay || gpt->final_from) return NULL;
     size_t i = 0;
     while (i < gpt->n_recordings && !same_pass(&gpt->recordings[i].pass, pass)) i++;
     if (i == gpt->n_recordings) {
@@ -722,7 +738,12 @@ void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *target
     upload_tokens(gpt, gpt->inputs, inputs, pass.rows);
     upload_tokens(gpt, gpt->targets, targets, pass.rows);
     run_pass(gpt, &pass);
+    gpt->final_from = NULL;
 }
+
+void gpt_tell_final(Gpt *gpt, GptFinal *call, void *user) { gpt->final_from = call, gpt->final_user = user; }
+
+StepState *gpt_device_state(Gpt *gpt) { return gpt->state; }
 
 void gpt_step_end(Gpt *gpt, AdamW settings) {
     const Ops *ops = gpt->setup.ops;

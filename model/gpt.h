@@ -100,6 +100,13 @@ void gpt_step_begin(Gpt *gpt, uint64_t step, float lr); /* gradients and loss to
  * gradient is divided, so that micro-batches and ranks add up. */
 void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B,
                           uint64_t first_sequence, uint64_t tokens_in_step);
+/* For averaging over ranks: while the next gpt_forward_backward runs, the step's last on this rank, final_from is
+ * told rows of the table, each less than the one before and at last 0: the gradients of row `first` and of all
+ * after it will not change any more (on a GPU: once what is queued so far is done). */
+typedef void GptFinal(void *user, size_t first);
+void gpt_tell_final(Gpt *gpt, GptFinal *final_from, void *user);
+/* The step's state, on the device. */
+StepState *gpt_device_state(Gpt *gpt);
 void gpt_step_end(Gpt *gpt, AdamW settings); /* norm, clip, skip if not finite, update */
 /* From now on the passes of gpt_forward_backward and gpt_evaluate are recorded, each when it comes for the second
  * time with the same arguments, and replayed from then on, on devices that can (Ops.record_begin): the same

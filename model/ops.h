@@ -64,8 +64,9 @@ typedef struct Ops {
     size_t act_size;  /* bytes of an act_t */
 
     /* ---- the device ---- */
-    /* threads: of the OpenMP team (0: as many as there are cores). NULL with a reason. */
-    Stream *(*open)(int threads, Error *err);
+    /* index: which of the visible GPUs, counted round where it is past them (a launcher may show each process its own
+     * one only); threads: of the OpenMP team (0: as many as there are cores). NULL with a reason. */
+    Stream *(*open)(int index, int threads, Error *err);
     void (*close)(Stream *stream);
     void (*synchronize)(Stream *stream);
     /* "2 threads, AVX-512, oneDNN 2.6.3", for the start-up table. */

@@ -37,8 +37,8 @@ struct Stream {
 static const CpuKernels *kernels(void) { return SIMD_PICK(cpu_kernels); }
 
 /* ==== the device ==== */
-static Stream *cpu_open(int threads, Error *err) {
-    (void)err;
+static Stream *cpu_open(int index, int threads, Error *err) {
+    (void)index, (void)err;
     Stream *stream = (Stream *)xcalloc(1, sizeof *stream);
 #if defined(_OPENMP)
     if (threads > 0) omp_set_num_threads(threads);

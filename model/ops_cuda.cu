@@ -171,9 +171,9 @@ template <int W> __device__ static void apply_mask(const Mask &mask, float (&x)[
 }
 
 /* ==== the device ==== */
-static Stream *gpu_open(int threads, Error *err) {
+static Stream *gpu_open(int index, int threads, Error *err) {
     (void)threads;
-    return cuda_stream_open(0, err);
+    return cuda_stream_open(index, err);
 }
 
 static void gpu_synchronize(Stream *stream) {

@@ -1131,7 +1131,7 @@ int main(int argc, char **argv) {
         perror(root);
         return 1;
     }
-    stream = ops_cpu.open(1, &err);
+    stream = ops_cpu.open(0, 1, &err);
     if (!stream) {
         printf("%s\n", err.text);
         return 1;

@@ -1730,7 +1730,7 @@ TEST(logits_cache_and_evaluation) {
 
 static bool open_device(Device *device, const Ops *ops, double u, Error *err) {
     device->ops = ops, device->u = u;
-    device->stream = ops ? ops->open(0, err) : NULL;
+    device->stream = ops ? ops->open(0, 0, err) : NULL;
     if (!device->stream) return false;
     device->state = (StepState *)ops->allocate(device->stream, sizeof *device->state, err);
     if (!device->state) return false;

@@ -647,8 +647,8 @@ TEST(shapes_and_sizes) {
 static void open_gpus(void) {
     Error err = {""};
     const AttentionShape shape = {1, 1, 1, 64, true, false};
-    gpu = ops_cuda.open(0, &err);
-    if (gpu) gpu32 = ops_cuda_fp32.open(0, &err);
+    gpu = ops_cuda.open(0, 0, &err);
+    if (gpu) gpu32 = ops_cuda_fp32.open(0, 0, &err);
     if (!gpu || !gpu32) {
         snprintf(no_gpu, sizeof no_gpu, "%s", err.text);
         gpu = NULL;

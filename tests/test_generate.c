@@ -445,7 +445,7 @@ TEST(stops_when_asked) {
 int main(int argc, char **argv) {
     test_start(argc, argv, "generate");
     Error err;
-    stream = ops_cpu.open(1, &err);
+    stream = ops_cpu.open(0, 1, &err);
     if (!stream) {
         printf("%s\n", err.text);
         return 1;

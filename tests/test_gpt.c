@@ -844,7 +844,7 @@ TEST(initial_weights) {
 int main(int argc, char **argv) {
     test_start(argc, argv, "gpt");
     Error err = {""};
-    stream = ops_cpu.open(0, &err);
+    stream = ops_cpu.open(0, 0, &err);
     if (!stream) {
         printf("  ops_cpu.open: %s\n", err.text);
         return 1;

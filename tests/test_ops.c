@@ -707,7 +707,7 @@ int main(int argc, char **argv) {
         wanted_level = (SimdLevel)level;
         RUN(simd_level);
         if (!simd_force(wanted_level)) continue;
-        stream = ops->open(0, &err);
+        stream = ops->open(0, 0, &err);
         state = stream ? (StepState *)ops->allocate(stream, sizeof *state, &err) : NULL;
         if (!state) {
             printf("  ops_cpu: %s\n", err.text);

@@ -20,7 +20,7 @@ static Gpt *make_model(void) {
     const GptSetup setup = {.config = config,
                             .ops = &ops_cpu,
                             .attention = attention_find("naive", "cpu", &shape, &err),
-                            .stream = ops_cpu.open(1, &err),
+                            .stream = ops_cpu.open(0, 1, &err),
                             .B = 1};
     Gpt *gpt = gpt_new(&setup, &err);
     MUST(gpt);
