@@ -12,6 +12,8 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 cd "$tmp" || exit 1
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} # MPI's own leaks
+# What Open MPI leaves of processes that were killed goes with everything else.
+export OMPI_MCA_btl_vader_backing_directory=$tmp OMPI_MCA_orte_tmpdir_base=$tmp
 unset OMP_NUM_THREADS
 passed=0 failed=0 skipped=0
 
