@@ -2,7 +2,7 @@
  *
  *     bench_gpu [--device cuda|cuda-fp32|cpu] [--attention flash|naive] [--layers 12] [--heads 12]
  *               [--channels 768] [--ctx 1024] [--vocab 50257] [--batch 64] [--micro 0] [--steps 20]
- *               [--threads 0] [--position learned|rotary]
+ *               [--threads 0] [--position learned|rotary] [--deterministic 0]
  *
  * The default is GPT-2's 124M, as the program trains without -deterministic. --micro: sequences at once (0: the
  * whole batch). Random tokens; three steps warm up, then --steps are timed as they run in training: nothing waits
@@ -42,7 +42,7 @@ enum { WARM_UP = 3, PROFILED_STEPS = 3, STORIES = 64, HEAD_ROWS = 8192 };
 
 typedef struct Settings {
     const char *device, *attention, *position;
-    size_t layers, heads, channels, ctx, vocab, batch, micro, steps, threads;
+    size_t layers, heads, channels, ctx, vocab, batch, micro, steps, threads, deterministic;
 } Settings;
 
 /* ---- the command line ---- */
@@ -56,7 +56,8 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
                  {"--heads", &s->heads, NULL},       {"--channels", &s->channels, NULL},
                  {"--ctx", &s->ctx, NULL},           {"--vocab", &s->vocab, NULL},
                  {"--batch", &s->batch, NULL},       {"--micro", &s->micro, NULL},
-                 {"--steps", &s->steps, NULL},       {"--threads", &s->threads, NULL}};
+                 {"--steps", &s->steps, NULL},       {"--threads", &s->threads, NULL},
+                 {"--deterministic", &s->deterministic, NULL}};
     for (int i = 1; i < argc; i += 2) {
         size_t f = 0;
         while (f < sizeof flags / sizeof flags[0] && strcmp(argv[i], flags[f].flag) != 0) f++;
@@ -445,6 +446,7 @@ static bool run(const Settings *s, Ranks *ranks, Error *err) {
         .stream = bench.stream,
         .B = s->micro,
         .training = true,
+        .deterministic = s->deterministic > 0,
         .seed = 1};
     bool done = gpt_check_config(&setup.config, err);
     if (done && s->ctx < 2) done = error_set(err, "--ctx must be at least 2");
