@@ -121,7 +121,7 @@ static int run(char **argument, Error *err) {
         n[i] = (size_t)number;
     }
     const Ops *ops = find_ops(argument[0]);
-    Stream *stream = ops ? ops->open(0, err) : NULL;
+    Stream *stream = ops ? ops->open(0, 0, err) : NULL;
     if (!stream) {
         printf("%s\n", ops ? err->text : "this build has no such device");
         return EXIT_USAGE;
