@@ -209,15 +209,18 @@ endif # not only `clean`
 
 # ---- objects --------------------------------------------------------------------------------------------
 SOURCES := $(wildcard *.c model/*.c attention/*.c data/*.c tokenizer/*.c)
+# The program's own files (app.h); every other one is in the library.
+PROGRAM_SOURCES := train_gpt.c say.c settings.c start.c training.c modes.c
 # A *_simd.c file is compiled once for each level of simd.h. On x86-64: SSE2, x86-64-v3, x86-64-v4.
 SIMD_SOURCES := $(filter %_simd.c,$(SOURCES))
 SIMD_LEVELS := plain $(if $(filter x86_64 amd64,$(MACHINE)),avx2 avx512)
 SIMD_FLAGS_avx2 := -march=x86-64-v3
 SIMD_FLAGS_avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 
-OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out train_gpt.c $(SIMD_SOURCES),$(SOURCES))) \
+OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(PROGRAM_SOURCES) $(SIMD_SOURCES),$(SOURCES))) \
     $(foreach level,$(SIMD_LEVELS),$(SIMD_SOURCES:%.c=$(BUILD)/%_$(level).o)) \
     $(if $(USE_CUDA),$(CUDA_SOURCES:%=$(BUILD)/%.o))
+PROGRAM_OBJECTS := $(PROGRAM_SOURCES:%.c=$(BUILD)/%.o)
 TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 SCRIPTS := $(wildcard tests/test_*.sh)
 PEERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/peers/*.c))
@@ -265,7 +268,10 @@ $(LIBRARY): $(OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
 
-$(PROGRAM) $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+$(PROGRAM): $(PROGRAM_OBJECTS) $(LIBRARY)
+	$(LINK) $^ $(LIBS) -o $@
+
+$(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(BUILD)/dev/profile_ops.o $(LIBRARY)
@@ -279,7 +285,7 @@ $(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
 
-$(BUILD)/tests/faulty_train_gpt: $(BUILD)/train_gpt.o $(BUILD)/tests/fault_ops.o $(LIBRARY)
+$(BUILD)/tests/faulty_train_gpt: $(PROGRAM_OBJECTS) $(BUILD)/tests/fault_ops.o $(LIBRARY)
 	$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu,--wrap=bpe_trainer_train -o $@
 
 # The attention kernels as a shared library, from sources of their own: the other objects are not made to be

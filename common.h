@@ -3,7 +3,7 @@
  *
  * Errors. A function that can fail returns bool (or a pointer) and takes an `Error *` last. On failure
  * it returns false (or NULL) and the text says what, where, found, expected, and what to do, on one
- * line without a trailing newline. Nothing below train_gpt.c prints an error or ends the process;
+ * line without a trailing newline. Nothing below the files of app.h prints an error or ends the process;
  * the one exception is running out of ordinary heap memory (x... functions), which ends with exit 1.
  *
  * Valid C17 and C++, since nvcc reads it too. */
