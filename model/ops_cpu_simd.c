@@ -228,10 +228,14 @@ static void sample_weights(float *restrict weights, float *restrict sums, const 
             const uint32_t weight = simd_bits_of_float(simd_expf((logits[i] - most) / temperature));
             weights[i] = simd_float_of_bits((weight & any & ~one) | (0x3f800000u & one));
         }
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (size_t i = start; i < start + n; i++) sum += weights[i];
-        sums[start / SAMPLE_BLOCK] = sum;
+        const size_t whole = n / LANES * LANES;
+        Lanes sum = {0}, x;
+        for (size_t i = 0; i < whole; i += LANES) {
+            LOAD(x, weights + start + i);
+            sum += x;
+        }
+        for (size_t i = whole; i < n; i++) sum[i - whole] += weights[start + i];
+        sums[start / SAMPLE_BLOCK] = lanes_sum(&sum);
     }
 }
 
