@@ -15,7 +15,7 @@
 #   OPENMP               all cores instead of one
 #   CUDA, NCCL, MPI      GPUs, several GPUs, several processes
 # and DEBUG=1 (for a debugger), SANITIZE=1 (address and undefined-behaviour checks), WERROR=1 (a warning is
-# an error), CC=clang, CFLAGS=... (added to ours). What the distribution must have installed: dev/setup.
+# an error), V=1 (commands are shown whole), CC=clang, CFLAGS=... (added to ours). What the distribution must have installed: dev/setup.
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -238,6 +238,9 @@ LINK = $(CC) $(FLAGS) $(CFLAGS) $(LDFLAGS)
 COMPILE_CUDA = $(NVCC) -std=c++17 -O3 -g -lineinfo $(CUDA_ARCH) $(DEFINES) $(INCLUDES) -Xcompiler=-Wall,-Wextra \
     $(if $(filter 1,$(WERROR)),-Werror all-warnings)
 
+# $(call short,WHAT,OF): a command is told by a short line in its place; V=1 shows it whole.
+short = $(if $(filter 1,$(V)),,@printf '  %-8s %s\n' '$(1)' '$(2)'; )
+
 # Written anew only when a command changes; everything depends on it, so a switch rebuilds what it touches.
 $(BUILD)/commands: FORCE
 	@mkdir -p $(@D)
@@ -247,12 +250,12 @@ FORCE:
 
 $(BUILD)/%.o: %.c $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(COMPILE) -MMD -MP -c $< -o $@
+	$(call short,compile,$<)$(COMPILE) -MMD -MP -c $< -o $@
 
 define SIMD_RULE
 $$(BUILD)/%_simd_$(1).o: %_simd.c $$(BUILD)/commands Makefile
 	@mkdir -p $$(@D)
-	$$(COMPILE) -DSIMD_LEVEL=$(1) $$(SIMD_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+	$$(call short,compile,$$< for $(1))$$(COMPILE) -DSIMD_LEVEL=$(1) $$(SIMD_FLAGS_$(1)) -MMD -MP -c $$< -o $$@
 endef
 $(foreach level,$(SIMD_LEVELS),$(eval $(call SIMD_RULE,$(level))))
 
@@ -260,40 +263,40 @@ $(foreach level,$(SIMD_LEVELS),$(eval $(call SIMD_RULE,$(level))))
 PTXAS_LINES := ^ptxas info|^ +[0-9]+ bytes stack frame
 $(BUILD)/%.cu.o: %.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(COMPILE_CUDA) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas); \
+	$(call short,nvcc,$<)$(COMPILE_CUDA) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$(@:.o=.ptxas); \
 	status=$$?; grep -Ev '$(PTXAS_LINES)' $(@:.o=.ptxas) >&2; exit $$status
 
 # From scratch each time: `ar` would keep the object of a source that is gone.
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call short,collect,$@)ar rcs $@ $^
 
 $(PROGRAM): $(PROGRAM_OBJECTS) $(LIBRARY)
-	$(LINK) $^ $(LIBS) -o $@
+	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
 
 $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
-	$(LINK) $^ $(LIBS) -o $@
+	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(BUILD)/dev/profile_ops.o $(LIBRARY)
-	$(LINK) $^ $(LIBS) -o $@
+	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
 
 $(FUZZERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
-	$(LINK) -fsanitize=fuzzer $^ $(LIBS) -o $@
+	$(call short,link,$@)$(LINK) -fsanitize=fuzzer $^ $(LIBS) -o $@
 
 # Goes into a program that is already there, so that it has the flags of none.
 $(BUILD)/tests/crash_shim.so: tests/crash_shim.c $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
+	$(call short,compile,$<)$(CC) -std=c17 $(WARNINGS) -O2 -g -D_GNU_SOURCE -fPIC -shared $< -o $@
 
 $(BUILD)/tests/faulty_train_gpt: $(PROGRAM_OBJECTS) $(BUILD)/tests/fault_ops.o $(LIBRARY)
-	$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu,--wrap=bpe_trainer_train -o $@
+	$(call short,link,$@)$(LINK) $^ $(LIBS) -Wl,--wrap=ops_cpu,--wrap=bpe_trainer_train -o $@
 
 # The attention kernels as a shared library, from sources of their own: the other objects are not made to be
 # moved. The CUDA runtime is linked into it, so that it can be loaded into any program.
 $(BUILD)/libflash_mma.so: dev/flash_mma.cu attention/flash_cuda.cu cuda_stream.cu common.c attention/attention.h \
     cuda_stream.h common.h $(BUILD)/commands Makefile
-	$(COMPILE) -fPIC -c common.c -o $(BUILD)/common_shared.o
-	$(COMPILE_CUDA) -Xcompiler=-fPIC -shared $(filter %.cu,$^) $(BUILD)/common_shared.o -lcublasLt -lz -o $@
+	$(call short,compile,common.c)$(COMPILE) -fPIC -c common.c -o $(BUILD)/common_shared.o
+	$(call short,nvcc,$@)$(COMPILE_CUDA) -Xcompiler=-fPIC -shared $(filter %.cu,$^) $(BUILD)/common_shared.o -lcublasLt -lz -o $@
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
