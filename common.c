@@ -716,6 +716,7 @@ void signals_install(void) {
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL); /* then the write fails, with EFBIG, and is told of */
 }
 
 static _Atomic int asked_stop;

@@ -103,7 +103,7 @@ static const Option table[] = {
     REAL_AUTO(
         "minutes", minutes, TRAINING, FIXED, 0.001, 1e7, "2.5, or no limit with -steps",
         "time for the whole call, evaluations and samples included: the first steps are timed, then the "
-        "number of steps is fixed"),
+        "number of steps is fixed (so a machine that gets slower later takes longer)"),
     REAL_AUTO("lr", lr, TRAINING, FIXED, 0, 1e9, "0.768 over the channels: 0.006 for 128 of them",
               "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FIXED, 0, 1e9, "a tenth of -lr",
@@ -359,7 +359,7 @@ static const Option *argument_option(const char *argument, const char **value) {
     const char *name = argument + 1 + (argument[1] == '-');
     const size_t length = strcspn(name, "=");
     if (name[length]) *value = name + length + 1;
-    return find_option(name, length);
+    return length == 1 && *name == 'h' ? find_option("help", 4) : find_option(name, length);
 }
 
 static bool unknown_argument(const char *argument, Error *err) {
@@ -556,8 +556,10 @@ static bool set_from_json(Options *options, const Option *option, json_t *value)
 
 /* A flag that differs from the run's setting. */
 static bool refuse_change(const Option *option, json_t *theirs, json_t *ours, Error *err) {
-    char *run = json_is_null(theirs) ? xstrdup("none") : json_dumps(theirs, JSON_ENCODE_ANY);
-    char *found = json_is_null(ours) ? xstrdup("none") : json_dumps(ours, JSON_ENCODE_ANY);
+    char *run = json_is_null(theirs) ? xstrdup("none")
+                                     : json_dumps(theirs, JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
+    char *found = json_is_null(ours) ? xstrdup("none")
+                                     : json_dumps(ours, JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
     error_set(
         err,
         "-%s cannot %s when a run goes on: the run has %.100s, found %.100s; leave the flag out or start "

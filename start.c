@@ -89,9 +89,13 @@ char *find_model(App *app, const char *path) {
     } else if (file_exists(config)) {
         found = xstrdup(path);
     } else {
+        char *compared = xformat("%s/compare.json", path);
         error_set(&app->err,
                   "%s holds no model: expected a run (checkpoints/) or a checkpoint (config.json); %s", path,
-                  folder_exists(path) ? "train for longer or name another" : "check the path");
+                  file_exists(compared) ? "of a comparison, name one of its runs (its folders)"
+                  : folder_exists(path) ? "train for longer or name another"
+                                        : "check the path");
+        free(compared);
     }
     free(config);
     free(checkpoints);
@@ -323,6 +327,7 @@ static bool open_run(App *app) {
         return error_set(&app->err,
                          "%s holds a run without run.json, which cannot go on; start over with -force",
                          run_path(app->run));
+    if (o->resume && !resumed) note(app, "there was no run in %s: this starts one", run_path(app->run));
     return app->settings || write_settings(app);
 }
 
@@ -573,7 +578,7 @@ void print_tables(App *app) {
     row(app, "cost", "%s (6 N + 6 L T C = %s a token)", metric(flops * tokens, "FLOP").text,
         metric(flops, "FLOP").text);
     if (is_auto(o->steps))
-        row(app, "length", "as many steps as fit into %g minutes: known after the first", o->minutes);
+        row(app, "length", "as many steps as fit into %g min: known once some are timed", o->minutes);
     else
         row(app, "length", "%s, %s tokens in all", counted((uint64_t)o->steps, "step", "steps").text,
             metric((double)o->steps * tokens, "").text);

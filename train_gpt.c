@@ -38,6 +38,17 @@ static bool check_modes(App *app) {
         return USAGE(app, "-tokenize needs text, but -data names shards");
     if (o->dry_run && (modes > 0))
         return USAGE(app, "-dry-run shows what training would be; leave the other mode out");
+    if (o->evaluate && options_given("data"))
+        return USAGE(app, "-evaluate takes the text to evaluate on by -heldout, not by -data");
+    static const char *const of_training[] = {
+        "data",         "vocab", "stories", "dropout",    "steps",
+        "minutes",      "lr",    "min-lr",  "warmup",     "weight-decay",
+        "beta1",        "beta2", "clip",    "eval-every", "checkpoint-every",
+        "sample-every", "keep",  "resume",  "force"};
+    for (size_t i = 0; i < sizeof of_training / sizeof of_training[0]; i++)
+        if ((o->evaluate || o->generate) && options_given(of_training[i]))
+            return USAGE(app, "-%s is for training, and %s does not train; leave it out", of_training[i],
+                         o->evaluate ? "-evaluate" : "-generate");
     return true;
 }
 

@@ -307,7 +307,7 @@ static bool fit_evaluation(App *app) {
     if (most >= (double)all) return true;
     app->eval_windows = most < 1 ? 1 : (uint64_t)most;
     o->eval_tokens = (int64_t)(app->eval_windows * T);
-    say(app, "evaluations take %s held-out tokens each, so that they fit into a fifth of %g minutes",
+    say(app, "evaluations take %s held-out tokens each, so that they fit into a fifth of %g min",
         commas((uint64_t)o->eval_tokens).text, o->minutes);
     return write_settings(app);
 }
@@ -353,7 +353,7 @@ static bool fit_steps(App *app) {
     for (size_t i = 0; i < EVENTS; i++) left -= seconds[i] * times[i];
     if (!set_steps(app, (int64_t)app->state.step + (left > 0 ? (int64_t)(left / step) : 0), times))
         return false;
-    say(app, "%s into %g minutes", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes);
+    say(app, "%s into %g min", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes);
     return true;
 }
 

@@ -749,7 +749,10 @@ static bool find_split(SidedStories *sided, Error *err) {
     }
     stories_close(stories);
     if (status < 0) return false;
-    if (count == 0) return error_set(err, "'%s' holds no story: it is empty; give a text to train on", path);
+    if (count == 0)
+        return error_set(
+            err, "'%s' holds no story: it is empty, or nothing but ends of stories; give a text to train on",
+            path);
     sided->by_story = count == HELDOUT_EVERY;
     if (!sided->by_story && bytes < 2)
         return error_set(err, "'%s' holds %" PRIu64 " byte of text, expected at least 2 to hold one out",
@@ -1188,6 +1191,8 @@ static bool check_side(const Encoding *e, const DataSource *source, Side side, E
     const char *path = side == TRAIN || !source->heldout ? source->data : source->heldout;
     if (!path)
         return error_set(err, "0 built-in stories were asked for, expected at least 1; raise -stories");
+    if (source->data && source->heldout && strcmp(source->data, source->heldout) == 0)
+        return error_set(err, "'%s' holds no story; give more text", path); /* there are no sides */
     return error_set(err, "'%s' holds no story for the %s side; give more text%s", path,
                      side == TRAIN ? "training" : "held-out",
                      side == HELDOUT && !source->heldout ? ", or a held-out side of its own with -heldout"

@@ -334,6 +334,20 @@ not_writable() {
 }
 run_test 'folders that cannot be written or read' not_writable
 
+# ---- a limit of the size of files (ulimit -f), in KiB ----
+small_files() {
+    local status=0
+    rm -rf run
+    (ulimit -f 16 && exec "$program" $small -steps 3 -checkpoint-every 1 -run run) > out 2> err || status=$?
+    ((status == 1)) || { echo "exit code $status: $(cat err)"; return 1; }
+    grep -q 'File too large.*; the training goes on' err
+    grep -q '^train_gpt: error: .*File too large' err
+    [[ $(grep -c '"type":"step"' run/log.jsonl) == 3 ]]
+    "$program" -resume -run run > out 2> err
+    [[ -e run/checkpoints/step-00000003/MANIFEST ]]
+}
+run_test 'files that may not grow' small_files
+
 # ---- disks ----
 read_only_disk() {
     mkdir -p disk

@@ -310,6 +310,9 @@ wrong_usage() {
     fails 2 'nan' -lr nan
     fails 2 'needs a value' -steps
     fails 2 'unexpected' stories.txt
+    fails 2 'text to evaluate on by -heldout' -evaluate -data stories.txt
+    fails 2 'is for training, and -generate does not train' -generate -lr 3
+    fails 2 'is for training, and -evaluate does not train' -evaluate -steps 10
     fails 2 'give one of them' -generate -evaluate
     fails 2 'give one of them' -steps 5 -minutes 1
     # Without a GPU (or a build without the CUDA part), an answer in one line.
