@@ -556,10 +556,8 @@ static bool set_from_json(Options *options, const Option *option, json_t *value)
 
 /* A flag that differs from the run's setting. */
 static bool refuse_change(const Option *option, json_t *theirs, json_t *ours, Error *err) {
-    char *run = json_is_null(theirs) ? xstrdup("none")
-                                     : json_dumps(theirs, JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
-    char *found = json_is_null(ours) ? xstrdup("none")
-                                     : json_dumps(ours, JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
+    char *run = json_is_null(theirs) ? xstrdup("none") : json_dumps(theirs, JSON_ENCODE_ANY);
+    char *found = json_is_null(ours) ? xstrdup("none") : json_dumps(ours, JSON_ENCODE_ANY);
     error_set(
         err,
         "-%s cannot %s when a run goes on: the run has %.100s, found %.100s; leave the flag out or start "

@@ -327,7 +327,6 @@ static bool open_run(App *app) {
         return error_set(&app->err,
                          "%s holds a run without run.json, which cannot go on; start over with -force",
                          run_path(app->run));
-    if (o->resume && !resumed) note(app, "there was no run in %s: this starts one", run_path(app->run));
     return app->settings || write_settings(app);
 }
 
