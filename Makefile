@@ -15,7 +15,8 @@
 #   OPENMP               all cores instead of one
 #   CUDA, NCCL, MPI      GPUs, several GPUs, several processes
 # and DEBUG=1 (for a debugger), SANITIZE=1 (address and undefined-behaviour checks), WERROR=1 (a warning is
-# an error), V=1 (commands are shown whole), CC=clang, CFLAGS=... (added to ours). What the distribution must have installed: dev/setup.
+# an error), V=1 (commands are shown whole), CC=clang, CFLAGS=... (added to ours). What the distribution must
+# have installed: dev/setup.
 
 .DELETE_ON_ERROR:
 .SUFFIXES:

@@ -63,8 +63,8 @@ struct Stream {
 };
 typedef struct Stream Stream;
 
-/* GPU `index` of those that are visible, counted round where it is past them. NULL with a reason: no driver, no GPU, one that
- * is too old. */
+/* GPU `index` of those that are visible, counted round where it is past them. NULL with a reason: no driver, no
+ * GPU, one that is too old. */
 Stream *cuda_stream_open(int index, Error *err);
 void cuda_stream_close(Stream *stream);
 

@@ -120,7 +120,8 @@ typedef struct Ops {
                                    const float *rstd, const act_t *gain, size_t rows, size_t C, Dropout dropout);
 
     /* ---- linear, with GELU (Hendrycks and Gimpel 2016, tanh form) where asked ----
-     * y = x W + b; gelu_y, if not NULL, = GELU(y), and y may then be NULL: not wanted. x (rows, in), W [in, out], b (out), y (rows, out). */
+     * y = x W + b; gelu_y, if not NULL, = GELU(y), and y may then be NULL: not wanted. x (rows, in), W [in, out],
+     * b (out), y (rows, out). */
     void (*linear_forward)(Stream *stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w, const act_t *b,
                            size_t rows, size_t in, size_t out);
     /* dw += x^T dy; db += column sums of dy; dx = dy W^T, times GELU'(pre) where x = GELU(pre) and pre is

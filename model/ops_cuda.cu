@@ -4,7 +4,7 @@
  * activation's type everywhere; all arithmetic between a load and a store is fp32.
  *
  * Kernels read and write 16 bytes at a time, W = wide<A> activations, where the channels divide by it, and
- * else one activation (W = 1). Rows are blocks: a row of a real model is one or a few vectors a thread.
+ * else one activation (W = 1). Rows are blocks, of a norm warps where they fit: one or a few vectors a thread.
  *
  * Order of sums. Nothing is added by atomics. A sum over rows has two stages: each of a fixed number of
  * blocks adds the rows that are its own, in their order, then add_columns adds the blocks' sums in theirs; so
