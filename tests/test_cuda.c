@@ -272,8 +272,8 @@ TEST(embedding) {
 }
 
 /* ---- residual add and norm ---- */
-static const size_t norm_sizes[][2] = {{1, 1},   {3, 4},    {5, 7},    {111, 96}, {7, 97},
-                                       {3, 384}, {2, 1031}, {2, 2056}, {4000, 32}};
+static const size_t norm_sizes[][2] = {{1, 1},   {3, 4},    {5, 7},    {111, 96}, {7, 97},   {3, 384},
+                                       {9, 768}, {6, 1000}, {2, 1031}, {2, 2056}, {4000, 32}};
 enum { NORM_SIZES = sizeof norm_sizes / sizeof norm_sizes[0] };
 
 /* The sum first; then the norm of what the device itself stored as the sum, so that each link has a bound of
