@@ -127,6 +127,33 @@ void *cuda_scratch(Stream *stream, size_t bytes) {
     return stream->scratch;
 }
 
+/* ==== rotary angles ==== */
+/* Computed in double. */
+__global__ static void angles_kernel(float *angles, size_t positions, size_t half) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= positions * half) return;
+    const double frequency = pow(10000.0, -(double)(at % half) / (double)half);
+    const double angle = (double)(at / half) * frequency;
+    angles[at] = (float)cos(angle);
+    angles[positions * half + at] = (float)sin(angle);
+}
+
+/* Generation asks for one position more each time: growing by halves keeps that rare. */
+Angles cuda_angles(Stream *stream, size_t positions, size_t half) {
+    if (stream->angle_half != half || stream->angle_positions < positions) {
+        const size_t grown = stream->angle_half == half ? stream->angle_positions * 3 / 2 : 0;
+        const size_t count = grown > positions ? grown : positions, threads = 256;
+        cuda_release(stream, stream->angles);
+        CUDA_CHECK(cudaMalloc(&stream->angles, 2 * count * half * sizeof(float)));
+        stream->angle_positions = count, stream->angle_half = half;
+        angles_kernel<<<(unsigned)((count * half + threads - 1) / threads), (unsigned)threads, 0,
+                        stream->stream>>>(stream->angles, count, half);
+        cuda_launched(stream, "angles");
+    }
+    const Angles angles = {stream->angles, stream->angles + stream->angle_positions * half};
+    return angles;
+}
+
 /* ==== the matrix product ==== */
 
 /* What an algorithm depends on. Compared as bytes: zeroed before it is filled. */

@@ -52,10 +52,10 @@ struct Stream {
     void **outgrown;     /* ... which is kept to the end then */
     size_t n_outgrown;
 
-    /* model/ops_cuda.cu's own: rotary angles, cos then sin, (positions, half) each; the optimizer's chunks.
-     * */
-    float *angles;
+    float *angles; /* see cuda_angles: cos, then sin */
     size_t angle_positions, angle_half;
+
+    /* model/ops_cuda.cu's own: the optimizer's chunks. */
     SpanChunk *chunks;
     size_t n_chunks;
     void *chunk_spans; /* a copy of the spans that they were cut from, and how many */
@@ -91,6 +91,13 @@ void cuda_release(Stream *stream, void *memory);
 
 /* Memory of the running operation: the next one may use it again. Grows in the first step, then stays. */
 void *cuda_scratch(Stream *stream, size_t bytes);
+
+/* Of rotary positions: cos and sin of position * 10000^(-i / half), (positions, half) each, for at least so many
+ * positions. Made when first asked for. */
+typedef struct Angles {
+    const float *cosine, *sine;
+} Angles;
+Angles cuda_angles(Stream *stream, size_t positions, size_t half);
 
 /* ---- the matrix product ---- */
 typedef enum MatmulEpilogue {
@@ -185,6 +192,19 @@ template <int W, typename A> __device__ inline void store(A *to, const float (&x
     Raw raw;
     memcpy(&raw, values, sizeof raw);
     *reinterpret_cast<Raw *>(to) = raw;
+}
+
+/* Turns W pairs by their angles; sign -1: back. Written in the operations that are meant, so that it rounds alike
+ * wherever it stands. */
+template <int W>
+__device__ inline void rotate(float (&low)[W], float (&high)[W], const float (&cosine)[W],
+                              const float (&sine)[W], float sign) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        const float a = low[i], b = high[i], s = sign * sine[i];
+        low[i] = fmaf(a, cosine[i], -(b * s));
+        high[i] = fmaf(b, cosine[i], a * s);
+    }
 }
 
 /* How many activations fit into 16 bytes. */

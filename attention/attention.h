@@ -7,7 +7,8 @@
  *
  * A backend is a value. It reads `qkv` as the projection writes it, (B, T, 3, H, D), rotary already
  * applied, and writes `out` (B, T, H, D): no permutes. One that keeps no table makes P again in the
- * backward pass from qkv and lse (Dao 2023, "FlashAttention-2").
+ * backward pass from qkv and lse (Dao 2023, "FlashAttention-2"). One that `fuses_rotary` spares most of the
+ * passes over q, k and their gradients that rotary positions cost as operations of their own.
  *
  * Accuracy (held by tests/test_attention.c), after FlashAttention's own tests: ref = attention in float64,
  * pt = the plain computation in the backend's precision; for out, dq, dk, dv
@@ -42,14 +43,20 @@ typedef struct AttentionCall {
     bool training; /* forward: a backward will follow, so `saved` is there to be filled */
     Stream *stream;
 
-    const act_t *qkv; /* (B, T, 3, H, D) */
-    act_t *out;       /* (B, T, H, D) */
-    float *lse;       /* (B, H, T) */
-    void *saved;      /* saved_bytes: from this layer's forward to its backward */
-    void *scratch;    /* scratch_bytes: within one call */
+    act_t *qkv;    /* (B, T, 3, H, D); only read, but for the queries where `rotary` is set */
+    act_t *out;    /* (B, T, H, D) */
+    float *lse;    /* (B, H, T) */
+    void *saved;   /* saved_bytes: from this layer's forward to its backward */
+    void *scratch; /* scratch_bytes: within one call */
 
     const act_t *d_out; /* (B, T, H, D); backward only */
     act_t *d_qkv;       /* (B, T, 3, H, D), overwritten; never qkv's own memory */
+
+    /* Only where the backend fuses_rotary, and not in generation. Of qkv the keys have been rotated, since all
+     * later queries read them, but not the queries: forward rotates them as it reads them, and writes them back
+     * for the backward pass. The latter turns d_qkv's queries and keys back. The results are, to the bit, those
+     * of Ops.rotary before and after. */
+    bool rotary;
 
     /* Generation only. The T new tokens stand at positions offset .. offset + T - 1; their keys and values
      * are first written to the cache, then each new query attends to all positions up to its own. */
@@ -62,6 +69,7 @@ typedef struct Attention {
     const char *name;   /* "naive", "flash" ...: what -attention takes */
     const char *device; /* "cpu" or "cuda" */
     const char *about;  /* one line for the start-up table */
+    bool fuses_rotary;
     /* Whether it can run the shape; else false and a reason in words. */
     bool (*can_run)(const AttentionShape *shape, Error *reason);
     size_t (*saved_bytes)(const AttentionShape *shape);   /* kept for each layer; SIZE_MAX: overflow */

@@ -101,6 +101,9 @@ __device__ static inline unsigned pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+__device__ static inline uint4 packed(const float (&x)[8]) {
+    return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+}
 __device__ static inline float exp_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -109,6 +112,10 @@ __device__ static inline float exp_2(float x) {
 
 __device__ static inline void store_shared(unsigned at, unsigned x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+__device__ static inline void store_shared(unsigned at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
 }
 __device__ static inline uint4 load_shared(unsigned at) {
     uint4 x;
@@ -204,6 +211,45 @@ __device__ static inline void copy_tile(unsigned tile, const bf16 *from, unsigne
             copy_async(tile + Tile<D>::place(row + i, chunk + k), at + k * CHUNK, (int)row + i < there);
 }
 
+/* ROWS rows of D to memory, as copy_tile reads them; those from `there` on are not written. `thread` of THREADS. */
+template <int D, int ROWS, int THREADS>
+__device__ static inline void write_tile(bf16 *to, size_t stride, int there, unsigned tile, unsigned thread) {
+    constexpr unsigned CHUNKS = Tile<D>::CHUNKS;
+#pragma unroll
+    for (unsigned i = thread; i < ROWS * CHUNKS; i += THREADS) {
+        const unsigned row = i / CHUNKS, chunk = i % CHUNKS;
+        const uint4 x = load_shared(tile + Tile<D>::place(row, chunk));
+        if ((int)row < there) *reinterpret_cast<uint4 *>(to + row * stride + chunk * CHUNK) = x;
+    }
+}
+
+/* Turns the rows of a tile by the angles of positions `first` and on (sign -1: back), below `there` of them. A
+ * thread has eight pairs at a time: a chunk of each half of a row. A call, that the kernels' loops keep the registers
+ * which they have without it. */
+template <int D, int ROWS, int THREADS>
+__device__ static __noinline__ void rotate_tile(unsigned tile, Angles angles, unsigned first, int there,
+                                                float sign, unsigned thread) {
+    constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2;
+#pragma unroll 1
+    for (unsigned i = thread; i < ROWS * PAIRS; i += THREADS) {
+        const unsigned row = i / PAIRS, chunk = i % PAIRS;
+        if ((int)row >= there) break;
+        const unsigned low_at = tile + Tile<D>::place(row, chunk);
+        const unsigned high_at = tile + Tile<D>::place(row, chunk + PAIRS);
+        const size_t angle = (size_t)(first + row) * (D / 2) + chunk * CHUNK;
+        const uint4 low = load_shared(low_at), high = load_shared(high_at);
+        float a[CHUNK], b[CHUNK], cosine[CHUNK], sine[CHUNK];
+        load(a, reinterpret_cast<const bf16 *>(&low));
+        load(b, reinterpret_cast<const bf16 *>(&high));
+        load(cosine, angles.cosine + angle);
+        load(sine, angles.sine + angle);
+        rotate(a, b, cosine, sine, sign);
+        store_shared(low_at, packed(a));
+        store_shared(high_at, packed(b));
+    }
+}
+
+/* ==== products ==== */
 /* C += A B^T. A: M strips of 16 rows and K columns, which left(m, k, fragment) gives 16 x 16 at a time; B: 8 N
  * rows of K in a tile, `b` the tile's start + across(). */
 template <int K, int M, int N, typename Left>
@@ -277,10 +323,11 @@ template <int D, int M, bool KEPT> struct Operand {
 
 /* Accumulators of 16 rows and 8 N columns, times factor[0] (rows g) and factor[1] (rows g + 8), to memory as
  * bf16, by way of this warp's own `strip` of shared memory (16 rows of 8 N), so that rows are written whole;
- * rows from `there` on are not. */
+ * rows from `there` on are not. With angles they are turned back: the first is row `first` of its head. */
 template <int N>
 __device__ static inline void store_rows(bf16 *to, size_t stride, int there, unsigned strip,
-                                         const float (&c)[N][4], const float (&factor)[2]) {
+                                         const float (&c)[N][4], const float (&factor)[2],
+                                         Angles angles = {NULL, NULL}, unsigned first = 0) {
     typedef Tile<8 * N> Strip;
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     __syncwarp(); /* what the warp's lanes had to read in the strip is read */
@@ -291,18 +338,17 @@ __device__ static inline void store_rows(bf16 *to, size_t stride, int there, uns
             store_shared(strip + Strip::place(g + 8 * half, n) + 4 * q,
                          pack(c[n][2 * half] * factor[half], c[n][2 * half + 1] * factor[half]));
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < N * STRIP / WARP; i++) {
-        const unsigned row = (lane + i * WARP) / N, chunk = (lane + i * WARP) % N;
-        const uint4 x = load_shared(strip + Strip::place(row, chunk));
-        if ((int)row < there) *reinterpret_cast<uint4 *>(to + row * stride + chunk * CHUNK) = x;
+    if (angles.cosine) {
+        rotate_tile<8 * N, STRIP, WARP>(strip, angles, first, there, -1, lane);
+        __syncwarp();
     }
+    write_tile<8 * N, STRIP, WARP>(to, stride, there, strip, lane);
     __syncwarp();
 }
 
 /* ==== what the kernels share ==== */
 typedef struct Job {
-    const bf16 *qkv;   /* (B, T, 3, H, D) */
+    bf16 *qkv;         /* (B, T, 3, H, D) */
     bf16 *out;         /* (B, T, H, D) */
     float *lse;        /* (B, H, T) */
     const bf16 *d_out; /* (B, T, H, D) */
@@ -310,6 +356,7 @@ typedef struct Job {
     /* (B, H, padded / QUERIES, 2, QUERIES): lse * log2(e), +inf from T on; then delta, 0 from T on */
     float *terms;
     float *dq; /* (B, H, padded / QUERIES) tiles of QUERIES x D sums; NULL: dQ is made by its own kernel */
+    Angles angles;                   /* of rotary positions; NULL: they are not this backend's business */
     unsigned heads, T, H, C, padded; /* C = H D */
     unsigned tiles, group;           /* blocks a head, heads whose data the cache holds */
     float scale;
@@ -398,7 +445,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     const int last = min(first + F::ROWS, T) - 1;                    /* the block's */
     const float c = job.scale * LOG2_E;
 
-    const bf16 *queries = job.qkv + in_qkv<D>(job, turn.head, 0) + (size_t)first * 3 * C;
+    bf16 *queries = job.qkv + in_qkv<D>(job, turn.head, 0) + (size_t)first * 3 * C;
     const bf16 *keys = job.qkv + in_qkv<D>(job, turn.head, 1); /* and values, C further */
     const unsigned q_tile = shared_start();
     const auto k_tile = [=](int i) { return q_tile + F::Q_BYTES + i % STAGES * 2 * F::TILE_BYTES; };
@@ -412,6 +459,13 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     copy_tile<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first);
     copy_keys(0);
     if (STAGES == 2) copy_values(0);
+    if (job.angles.cosine) {
+        wait_for_copies();
+        __syncthreads();
+        rotate_tile<D, F::ROWS, F::THREADS>(q_tile, job.angles, (unsigned)first, T - first, 1, threadIdx.x);
+        __syncthreads();
+        write_tile<D, F::ROWS, F::THREADS>(queries, 3 * C, T - first, q_tile, threadIdx.x);
+    }
 
     Softmax<D, M> state = {};
 #pragma unroll
@@ -654,7 +708,8 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
     __syncthreads(); /* K is no longer read for dQ; V's rows were the warp's own all the time */
     const float one[2] = {1, 1}, scales[2] = {job.scale, job.scale};
     bf16 *to = job.d_qkv + in_qkv<D>(job, turn.head, 1) + (size_t)strip * 3 * C;
-    store_rows(to, 3 * C, T - strip, k_tile + warp * STRIP * D * 2, dk[0], scales);
+    store_rows(to, 3 * C, T - strip, k_tile + warp * STRIP * D * 2, dk[0], scales, job.angles,
+               (unsigned)strip);
     store_rows(to + C, 3 * C, T - strip, v_tile + warp * STRIP * D * 2, dv[0], one);
 }
 
@@ -677,14 +732,13 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS) fi
                          pack(x[2 * half] * job.scale, x[2 * half + 1] * job.scale));
     }
     __syncthreads();
-    bf16 *to = job.d_qkv + in_qkv<D>(job, head, 0) + (size_t)first * 3 * C;
-#pragma unroll
-    for (unsigned i = threadIdx.x; i < QUERIES * Tile<D>::CHUNKS; i += F::THREADS) {
-        const unsigned row = i / Tile<D>::CHUNKS, chunk = i % Tile<D>::CHUNKS;
-        if (first + row < job.T)
-            *reinterpret_cast<uint4 *>(to + (size_t)row * 3 * C +
-                                       chunk * CHUNK) = load_shared(tile + Tile<D>::place(row, chunk));
+    const int there = (int)(job.T - first);
+    if (job.angles.cosine) {
+        rotate_tile<D, QUERIES, F::THREADS>(tile, job.angles, first, there, -1, threadIdx.x);
+        __syncthreads();
     }
+    bf16 *to = job.d_qkv + in_qkv<D>(job, head, 0) + (size_t)first * 3 * C;
+    write_tile<D, QUERIES, F::THREADS>(to, 3 * C, there, tile, threadIdx.x);
 }
 
 /* dQ without sums in memory: the walk of the forward pass, with dP beside S. */
@@ -765,7 +819,7 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
 
     const float scales[2] = {job.scale, job.scale};
     store_rows(job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)strip * 3 * C, 3 * C, T - strip,
-               q_tile + warp * STRIP * D * 2, dq[0], scales);
+               q_tile + warp * STRIP * D * 2, dq[0], scales, job.angles, (unsigned)strip);
 }
 
 /* ==== generation ==== */
@@ -919,11 +973,12 @@ static size_t flash_scratch_bytes(const AttentionShape *shape) {
 
 static Job job_of(const AttentionCall *call) {
     Job job = {};
-    job.qkv = (const bf16 *)call->qkv, job.out = (bf16 *)call->out, job.lse = call->lse;
+    job.qkv = (bf16 *)call->qkv, job.out = (bf16 *)call->out, job.lse = call->lse;
     job.d_out = (const bf16 *)call->d_out, job.d_qkv = (bf16 *)call->d_qkv;
     job.heads = (unsigned)(call->B * call->H), job.T = (unsigned)call->T, job.H = (unsigned)call->H;
     job.C = (unsigned)(call->H * call->D);
     job.padded = (unsigned)padded(call->T), job.scale = call->scale;
+    if (call->rotary) job.angles = cuda_angles(call->stream, call->T, call->D / 2);
     return job;
 }
 
@@ -1048,6 +1103,7 @@ extern const Attention attention_flash_mma;
 const Attention attention_flash_mma = {"flash_mma",
                                        "cuda",
                                        "no table: log-sum-exp kept, P made again; mma.sync",
+                                       true,
                                        flash_can_run,
                                        flash_saved_bytes,
                                        flash_scratch_bytes,

@@ -345,6 +345,7 @@ template <typename A> static constexpr Attention naive_for(const char *device) {
     return {"naive",
             device,
             "the paper's T x T table, kept for the backward pass, by cuBLAS",
+            false,
             naive_can_run<A>,
             naive_saved_bytes<A>,
             naive_scratch_bytes<A>,

@@ -40,7 +40,7 @@ extern "C" const char *flash_mma_forward(const void *qkv, void *out, float *lse,
     AttentionCall call = {};
     const char *reason = prepare(&here, &call, &shape, stream);
     if (reason) return reason;
-    call.qkv = qkv, call.out = out, call.lse = lse;
+    call.qkv = (void *)qkv, call.out = out, call.lse = lse;
     attention_flash_mma.forward(&call);
     return NULL;
 }
@@ -54,7 +54,7 @@ extern "C" const char *flash_mma_backward(const void *qkv, const void *out, cons
     AttentionCall call = {};
     const char *reason = prepare(&here, &call, &shape, stream);
     if (reason) return reason;
-    call.qkv = qkv, call.out = (void *)out, call.lse = (float *)lse;
+    call.qkv = (void *)qkv, call.out = (void *)out, call.lse = (float *)lse;
     call.d_out = d_out, call.d_qkv = d_qkv, call.scratch = scratch;
     attention_flash_mma.backward(&call);
     return NULL;

@@ -115,8 +115,9 @@ PROFILED(linear_backward, LINEAR_BACKWARD,
          (stream, dx, dw, db, dy, x, w, pre, rows, in, out), 2 * product(rows, in, out), 0)
 PROFILED(rotary, ROTARY,
          (Stream * stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-          bool inverse),
-         (stream, qkv, B, T, H, D, first_position, inverse), 0, 4 * acts(B * T, H *D))
+          bool keys_only, bool inverse),
+         (stream, qkv, B, T, H, D, first_position, keys_only, inverse), 0,
+         (keys_only ? 2 : 4) * acts(B * T, H *D))
 PROFILED(head_loss, HEAD,
          (Stream * stream, StepState *state, act_t *d_hidden, float *d_wte, const act_t *hidden,
           const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V, float grad_scale,

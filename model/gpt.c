@@ -548,12 +548,16 @@ static void embedding_backward(Gpt *gpt, const Pass *pass) {
 }
 
 /* -- attention block: x1 = x + dropout(MLP branch of the layer before); branch = proj(attention(norm(x1))) -- */
+/* Whether rotary positions are attention's business, but for the rotation of the keys. */
+static bool attention_rotates(const Gpt *gpt) {
+    return gpt->setup.config.position == POSITION_ROTARY && gpt->setup.attention->fuses_rotary;
+}
 static AttentionCall attention_call(const Gpt *gpt, const Pass *pass, const LayerActivations *a) {
     return (AttentionCall){.B = pass->B, .T = gpt->T, .H = gpt->H, .D = gpt->D,
                            .scale = 1.0f / sqrtf((float)gpt->D), .deterministic = gpt->setup.deterministic,
                            .training = pass->training, .stream = gpt->setup.stream, .qkv = a->qkv,
                            .out = a->attended, .lse = a->lse, .saved = a->attention_saved,
-                           .scratch = gpt->attention_scratch};
+                           .scratch = gpt->attention_scratch, .rotary = attention_rotates(gpt)};
 }
 static void attention_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
     const Ops *ops = gpt->setup.ops;
@@ -567,7 +571,7 @@ static void attention_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
                                C, dropout_at(gpt, pass, first ? 0 : mlp_site(l - 1)));
     ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b), rows, C, 3 * C);
     if (gpt->setup.config.position == POSITION_ROTARY)
-        ops->rotary(stream, a->qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, false);
+        ops->rotary(stream, a->qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, attention_rotates(gpt), false);
     const AttentionCall call = attention_call(gpt, pass, a);
     gpt->setup.attention->forward(&call);
     ops->linear_forward(stream, gpt->branch, NULL, a->attended, weight(gpt, p->proj_w), weight(gpt, p->proj_b), rows, C,
@@ -586,8 +590,8 @@ static void attention_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     AttentionCall call = attention_call(gpt, pass, a);
     call.d_out = gpt->d_attended, call.d_qkv = gpt->d_qkv;
     gpt->setup.attention->backward(&call);
-    if (gpt->setup.config.position == POSITION_ROTARY)
-        ops->rotary(stream, gpt->d_qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, true);
+    if (gpt->setup.config.position == POSITION_ROTARY && !call.rotary)
+        ops->rotary(stream, gpt->d_qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, false, true);
     ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->qkv_w), gradient(gpt, p->qkv_b), gpt->d_qkv,
                          a->normed1, weight(gpt, p->qkv_w), NULL, rows, C, 3 * C);
     final_from(gpt, p->qkv_w);
@@ -820,7 +824,7 @@ static void cached_forward(Gpt *gpt, size_t B, size_t n) {
                                    weight(gpt, p->norm1_gain), weight(gpt, p->norm1_bias), rows, C, off);
         ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b), rows, C,
                             3 * C);
-        if (rotary) ops->rotary(stream, a->qkv, B, n, gpt->H, gpt->D, offset, false);
+        if (rotary) ops->rotary(stream, a->qkv, B, n, gpt->H, gpt->D, offset, false, false);
         const AttentionCall call = {.B = B, .T = n, .H = gpt->H, .D = gpt->D, .scale = 1.0f / sqrtf((float)gpt->D),
                                     .deterministic = gpt->setup.deterministic, .stream = stream, .qkv = a->qkv,
                                     .out = a->attended, .offset = offset, .kv_cache = gpt->kv_cache[l],

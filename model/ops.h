@@ -130,9 +130,9 @@ typedef struct Ops {
                             const act_t *w, const act_t *pre, size_t rows, size_t in, size_t out);
 
     /* ---- rotary positions (Su et al. 2021), halves rotated, base 10,000 ----
-     * In place on q and k of qkv (B, T, 3, H, D), D even; inverse: the transpose, for gradients. */
+     * In place on q and k of qkv (B, T, 3, H, D), or on k alone; D even. inverse: the transpose, for gradients. */
     void (*rotary)(Stream *stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-                   bool inverse);
+                   bool keys_only, bool inverse);
 
     /* ---- the head: tied to wte; loss and both gradients from hidden states, in chunks of rows ----
      * logits = hidden wte^T over the first V rows of wte (Vp, C); state->loss_sum += sum of

@@ -317,7 +317,7 @@ static void fill_angles(Stream *stream, size_t positions, size_t half) {
 }
 
 static void cpu_rotary(Stream *stream, act_t *qkv_, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-                       bool inverse) {
+                       bool keys_only, bool inverse) {
     float *qkv = (float *)qkv_;
     const size_t half = D / 2;
     fill_angles(stream, first_position + T, half);
@@ -326,7 +326,7 @@ static void cpu_rotary(Stream *stream, act_t *qkv_, size_t B, size_t T, size_t H
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < B * T; row++) {
         const size_t position = first_position + row % T;
-        for (size_t head = 0; head < 2 * H; head++) /* q's heads, then k's: they lie one after the other */
+        for (size_t head = keys_only ? H : 0; head < 2 * H; head++) /* q's heads, then k's: they lie one after the other */
             k->rotate(qkv + row * 3 * H * D + head * D, cosine + position * half, sine + position * half, half,
                       inverse);
     }

@@ -967,66 +967,40 @@ static void gpu_linear_backward(Stream *stream, act_t *dx, float *dw, float *db,
 }
 
 /* ==== rotary positions ==== */
-/* Angles of positions below `positions`, computed in double: cos, then sin. */
-__global__ static void angles_kernel(float *angles, size_t positions, size_t half) {
-    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= positions * half) return;
-    const double frequency = pow(10000.0, -(double)(at % half) / (double)half);
-    const double angle = (double)(at / half) * frequency;
-    angles[at] = (float)cos(angle);
-    angles[positions * half + at] = (float)sin(angle);
-}
-
-/* Generation asks for one position more each time: growing by halves keeps that rare. */
-static void fill_angles(Stream *stream, size_t positions, size_t half) {
-    if (stream->angle_half == half && stream->angle_positions >= positions) return;
-    const size_t grown = stream->angle_half == half ? stream->angle_positions * 3 / 2 : 0;
-    const size_t count = grown > positions ? grown : positions;
-    cuda_release(stream, stream->angles);
-    CUDA_CHECK(cudaMalloc(&stream->angles, 2 * count * half * sizeof(float)));
-    stream->angle_positions = count, stream->angle_half = half;
-    angles_kernel<<<blocks_for(count * half, 256), 256, 0, stream->stream>>>(stream->angles, count, half);
-    cuda_launched(stream, "angles");
-}
-
 /* A block a row: q's heads, then k's, which lie one after the other; a thread has W pairs of one head. */
 template <typename A, int W>
-__global__ static void rotary_kernel(A *qkv, const float *cosine, const float *sine, size_t T, size_t H,
-                                     size_t half, size_t first_position, float sign) {
+__global__ static void rotary_kernel(A *qkv, Angles angles, size_t T, size_t H, size_t half,
+                                     size_t first_position, size_t first_head, float sign) {
     const size_t row = blockIdx.x, position = first_position + row % T;
-    A *x = qkv + row * 6 * H * half;
-    const unsigned groups = (unsigned)(half / W), items = (unsigned)(2 * H) * groups;
+    A *x = qkv + (row * 3 * H + first_head) * 2 * half;
+    const unsigned groups = (unsigned)(half / W), items = (unsigned)(2 * H - first_head) * groups;
     for (unsigned item = threadIdx.x; item < items; item += blockDim.x) {
         const size_t i = (size_t)(item % groups) * W, at = (size_t)(item / groups) * 2 * half + i;
-        float low[W], high[W], c[W], s[W];
+        float low[W], high[W], cosine[W], sine[W];
         load(low, x + at);
         load(high, x + at + half);
-        load(c, cosine + position * half + i);
-        load(s, sine + position * half + i);
-#pragma unroll
-        for (int k = 0; k < W; k++) {
-            const float a = low[k], b = high[k];
-            low[k] = a * c[k] - b * sign * s[k];
-            high[k] = a * sign * s[k] + b * c[k];
-        }
+        load(cosine, angles.cosine + position * half + i);
+        load(sine, angles.sine + position * half + i);
+        rotate(low, high, cosine, sine, sign);
         store(x + at, low);
         store(x + at + half, high);
     }
 }
 template <typename A, int W>
-static void launch_rotary(Stream *stream, A *qkv, size_t rows, size_t T, size_t H, size_t half,
-                          size_t first_position, bool inverse) {
-    const float *cosine = stream->angles, *sine = cosine + stream->angle_positions * half;
-    rotary_kernel<A, W><<<(unsigned)rows, row_threads(2 * H * (half / W)), 0, stream->stream>>>(
-        qkv, cosine, sine, T, H, half, first_position, inverse ? -1.0f : 1.0f);
+static void launch_rotary(Stream *stream, A *qkv, Angles angles, size_t rows, size_t T, size_t H, size_t half,
+                          size_t first_position, size_t first_head, bool inverse) {
+    rotary_kernel<A, W>
+        <<<(unsigned)rows, row_threads((2 * H - first_head) * (half / W)), 0, stream->stream>>>(
+            qkv, angles, T, H, half, first_position, first_head, inverse ? -1.0f : 1.0f);
     cuda_launched(stream, "rotary");
 }
 template <typename A>
 static void gpu_rotary(Stream *stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D,
-                       size_t first_position, bool inverse) {
+                       size_t first_position, bool keys_only, bool inverse) {
     const size_t half = D / 2;
-    fill_angles(stream, first_position + T, half);
-    FOR_WIDTH(A, half, launch_rotary, stream, (A *)qkv, B * T, T, H, half, first_position, inverse);
+    const Angles angles = cuda_angles(stream, first_position + T, half);
+    FOR_WIDTH(A, half, launch_rotary, stream, (A *)qkv, angles, B * T, T, H, half, first_position,
+              keys_only ? H : 0, inverse);
 }
 
 /* ==== the head ==== */

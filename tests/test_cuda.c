@@ -510,22 +510,24 @@ TEST(rotary) {
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         const size_t B = sizes[s][0], T = sizes[s][1], H = sizes[s][2], D = sizes[s][3],
                      n = B * T * 3 * H * D;
-        for (int inverse = 0; inverse < 2; inverse++) {
+        for (int way = 0; way < 4; way++) {
+            const bool inverse = way % 2, keys_only = way / 2;
             const float *qkv = normals(n, 0, 1);
             const Device *devices[3] = {&cpu, &gpu32, &gpu16};
             float *turned[3];
             for (int i = 0; i < 3; i++) {
                 const Device *d = devices[i];
                 act_t *on = acts_on(d, qkv, n);
-                d->ops->rotary(d->stream, on, B, T, H, D, sizes[s][4], inverse);
+                d->ops->rotary(d->stream, on, B, T, H, D, sizes[s][4], keys_only, inverse);
                 turned[i] = acts_from(d, on, n);
                 for (size_t k = 0; i > 0 && k < n; k++) {
                     const size_t c = k % D, pair = c < D / 2 ? k + D / 2 : k - D / 2;
-                    const bool is_v = k / (H * D) % 3 == 2;
+                    const size_t which = k / (H * D) % 3;
+                    const bool stays = which == 2 || (which == 0 && keys_only);
                     near("rotary", d, k, turned[i][k], (double)turned[i - 1][k],
-                         is_v ? 0
-                              : 8 * U32 * (fabs((double)qkv[k]) + fabs((double)qkv[pair])) +
-                                    2 * d->u * fabs((double)turned[i - 1][k]));
+                         stays ? 0
+                               : 8 * U32 * (fabs((double)qkv[k]) + fabs((double)qkv[pair])) +
+                                     2 * d->u * fabs((double)turned[i - 1][k]));
                 }
             }
             end_case("rotary");
@@ -1196,8 +1198,8 @@ static void plain_linear_backward(Stream *stream, act_t *dx, float *dw, float *d
     free(weights);
 }
 static void plain_rotary(Stream *stream, act_t *qkv, size_t B, size_t T, size_t H, size_t D, size_t first,
-                         bool inverse) {
-    ops_cpu.rotary(stream, qkv, B, T, H, D, first, inverse);
+                         bool keys_only, bool inverse) {
+    ops_cpu.rotary(stream, qkv, B, T, H, D, first, keys_only, inverse);
     stored(qkv, B * T * 3 * H * D);
 }
 /* Written out, since the logits and their gradients are rounded within. Notes each token's loss. */

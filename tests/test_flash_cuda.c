@@ -1,6 +1,7 @@
 /* test_flash_cuda.c - attention/flash_cuda.cu: out, lse and gradients by the rule of attention.h, at every
  * length to 260 and odd ones to 4,097, for each head size, with each choice of tiles (TRAIN_GPT_SHARED_KB: the
- * shared memory that a block has on other GPUs) and both ways to dQ; generation with a cache; many heads; more than
+ * shared memory that a block has on other GPUs) and both ways to dQ; rotary positions within the kernels, against
+ * those as operations of their own; generation with a cache; many heads; more than
  * 2^31 numbers; bit-equal repeats. Outputs hold NaN beforehand, and around every tensor lie guard bytes that
  * are NaN as numbers: one read too far shows in a result, one write in the guard.
  *
@@ -624,6 +625,83 @@ TEST(repeats_are_bit_equal) {
     }
 }
 
+/* ---- rotary positions within the kernels ---- */
+/* What is left of a training step's attention, as raw bf16: qkv after forward, out, d_qkv; and lse. */
+enum { ROTATED, ATTENDED, GRADIENTS, KEPT };
+typedef struct Kept {
+    uint16_t *of[KEPT];
+    float *lse;
+} Kept;
+
+/* Rotary by the kernels, or by operations before and after them. */
+static Kept rotary_attention(const Case *c, bool fused, bool deterministic) {
+    const size_t n = c->B * c->T * c->H * c->D;
+    const AttentionShape shape = {c->B, c->T, c->H, c->D, true, deterministic};
+    const Tensor qkv = tensor_new(c->qkv, 3 * n * 2), d_out = tensor_new(c->d_out, n * 2);
+    const Tensor out = tensor_new(NULL, n * 2), d_qkv = tensor_new(NULL, 3 * n * 2);
+    const Tensor lse = tensor_new(NULL, c->B * c->H * c->T * sizeof(float));
+    const Tensor scratch = tensor_new(NULL, flash->scratch_bytes(&shape));
+    AttentionCall call = call_of(c, gpu, deterministic);
+    call.qkv = tensor_data(qkv), call.out = tensor_data(out), call.lse = tensor_data(lse);
+    call.scratch = tensor_data(scratch), call.d_out = tensor_data(d_out), call.d_qkv = tensor_data(d_qkv);
+    call.rotary = fused;
+    ops_cuda.rotary(gpu, call.qkv, c->B, c->T, c->H, c->D, 0, fused, false);
+    flash->forward(&call);
+    flash->backward(&call);
+    if (!fused) ops_cuda.rotary(gpu, call.d_qkv, c->B, c->T, c->H, c->D, 0, false, true);
+    Kept kept = {{tensor_take(qkv, "qkv"), tensor_take(out, "out"), tensor_take(d_qkv, "d_qkv")},
+                 tensor_take(lse, "lse")};
+    const Tensor all[] = {qkv, d_out, out, d_qkv, lse, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) tensor_free(all[i]);
+    return kept;
+}
+static void kept_free(Kept *kept) {
+    for (int i = 0; i < KEPT; i++) free(kept->of[i]);
+    free(kept->lse);
+}
+
+/* Equal to the bit, but for dq where its sums come in no fixed order: a sum may then round to the neighbouring bf16
+ * (2^-7 of itself at most), in both numbers of a pair. */
+static void check_rotary(const Case *c, const Variant *variant) {
+    const size_t C = c->H * c->D, n = c->B * c->T * C;
+    Kept apart = rotary_attention(c, false, variant->deterministic);
+    Kept fused = rotary_attention(c, true, variant->deterministic);
+    const bool same = memcmp(apart.of[ROTATED], fused.of[ROTATED], 3 * n * 2) == 0 &&
+                      memcmp(apart.of[ATTENDED], fused.of[ATTENDED], n * 2) == 0 &&
+                      memcmp(apart.lse, fused.lse, c->B * c->H * c->T * sizeof(float)) == 0;
+    size_t turned = 0, different = 0;
+    for (size_t i = 0; i < 3 * n; i++) {
+        const size_t which = i / C % 3, pair = i % c->D < c->D / 2 ? i + c->D / 2 : i - c->D / 2;
+        turned += which < 2 && fused.of[ROTATED][i] != c->qkv[i];
+        const float x = bf16_value(apart.of[GRADIENTS][i]), y = bf16_value(fused.of[GRADIENTS][i]);
+        const float other = bf16_value(apart.of[GRADIENTS][pair]);
+        const bool exact = which > 0 || variant->deterministic;
+        different += exact ? apart.of[GRADIENTS][i] != fused.of[GRADIENTS][i]
+                           : !(fabsf(x - y) <= 0x1p-6f * (fabsf(x) + fabsf(other)) + 1e-6f);
+    }
+    CHECK_MSG(same && different == 0 && (c->T == 1 || turned > n / 2),
+              "T %zu D %zu%s%s: forward %s, %zu gradients differ, %zu numbers were turned", c->T, c->D,
+              variant->kilobytes ? ", KB " : "", variant->kilobytes ? variant->kilobytes : "",
+              same ? "equal" : "not equal", different, turned);
+    kept_free(&apart), kept_free(&fused);
+}
+
+TEST(rotary_within) {
+    NEED_GPU();
+    static const size_t shapes[][3] = {{2, 1, 3},   {3, 63, 2},  {1, 64, 5},  {2, 65, 3},
+                                       {2, 129, 7}, {1, 513, 2}, {1, 1030, 1}};
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (size_t i = 0; i < HEAD_SIZES; i++) {
+            Case c = case_new(shapes[s][0], shapes[s][1], shapes[s][2], head_sizes[i], 1);
+            for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+                if (variants[v].kilobytes) setenv("TRAIN_GPT_SHARED_KB", variants[v].kilobytes, 1);
+                check_rotary(&c, &variants[v]);
+                unsetenv("TRAIN_GPT_SHARED_KB");
+            }
+            case_free(&c);
+        }
+}
+
 TEST(shapes_and_sizes) {
     NEED_GPU();
     Error err = {""};
@@ -674,6 +752,7 @@ int main(int argc, char **argv) {
     RUN(last_of_64_sequences);
     RUN(more_than_two_to_the_31_numbers);
     RUN(repeats_are_bit_equal);
+    RUN(rotary_within);
     if (gpu) ops_cuda_fp32.close(gpu32), ops_cuda.close(gpu);
     return test_finish();
 }

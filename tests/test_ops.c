@@ -402,12 +402,13 @@ TEST(rotary) {
         const size_t n = B * T * 3 * H * D;
         float *qkv = normals(n, 0, 1);
         const float *old = copy_of(qkv, n);
-        for (int inverse = 0; inverse < 2; inverse++) {
+        for (int way = 0; way < 4; way++) {
+            const bool inverse = way % 2, keys_only = way / 2;
             memcpy(qkv, old, n * sizeof *old);
-            ops->rotary(stream, qkv, B, T, H, D, first, inverse);
+            ops->rotary(stream, qkv, B, T, H, D, first, keys_only, inverse);
             for (size_t k = 0; k < n; k++) {
                 const size_t d = k % D, which = k / (H * D) % 3, position = first + k / (3 * H * D) % T;
-                if (which == 2) {
+                if (which == 2 || (which == 0 && keys_only)) {
                     CHECK(qkv[k] == old[k]);
                     continue;
                 }
@@ -421,7 +422,9 @@ TEST(rotary) {
             }
         }
         /* The inverse is the inverse: there and back. */
-        ops->rotary(stream, qkv, B, T, H, D, first, false);
+        memcpy(qkv, old, n * sizeof *old);
+        ops->rotary(stream, qkv, B, T, H, D, first, false, false);
+        ops->rotary(stream, qkv, B, T, H, D, first, false, true);
         for (size_t k = 0; k < n; k++) check_near("there and back", k, qkv[k], (double)old[k], 24 * u * 4);
         end_case("rotary");
     }
