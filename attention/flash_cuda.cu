@@ -223,29 +223,50 @@ __device__ static inline void write_tile(bf16 *to, size_t stride, int there, uns
     }
 }
 
-/* Turns the rows of a tile by the angles of positions `first` and on (sign -1: back), below `there` of them. A
- * thread has eight pairs at a time: a chunk of each half of a row. A call, that the kernels' loops keep the registers
- * which they have without it. */
+/* Turns the rows of a tile by the angles of positions `first` and on (sign -1: back), below `there` of them, and
+ * writes them to `back`, if that is not NULL, `stride` elements apart. A thread has eight pairs at a time, a chunk of
+ * each half of a row, and reads the angles of several before it needs one; with `arriving` also before it waits for
+ * the tile, whose copies are under way. A call, that the kernels' loops keep the registers that they have without. */
 template <int D, int ROWS, int THREADS>
 __device__ static __noinline__ void rotate_tile(unsigned tile, Angles angles, unsigned first, int there,
-                                                float sign, unsigned thread) {
-    constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2;
+                                                float sign, unsigned thread, bool arriving = false,
+                                                bf16 *back = NULL, unsigned stride = 0) {
+    constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2, TURNS = (ROWS * PAIRS + THREADS - 1) / THREADS;
+    constexpr unsigned AHEAD = TURNS % 4 == 0 ? 4 : TURNS % 3 == 0 ? 3 : TURNS;
+    const unsigned end = min((unsigned)there, (unsigned)ROWS) * PAIRS;
 #pragma unroll 1
-    for (unsigned i = thread; i < ROWS * PAIRS; i += THREADS) {
-        const unsigned row = i / PAIRS, chunk = i % PAIRS;
-        if ((int)row >= there) break;
-        const unsigned low_at = tile + Tile<D>::place(row, chunk);
-        const unsigned high_at = tile + Tile<D>::place(row, chunk + PAIRS);
-        const size_t angle = (size_t)(first + row) * (D / 2) + chunk * CHUNK;
-        const uint4 low = load_shared(low_at), high = load_shared(high_at);
-        float a[CHUNK], b[CHUNK], cosine[CHUNK], sine[CHUNK];
-        load(a, reinterpret_cast<const bf16 *>(&low));
-        load(b, reinterpret_cast<const bf16 *>(&high));
-        load(cosine, angles.cosine + angle);
-        load(sine, angles.sine + angle);
-        rotate(a, b, cosine, sine, sign);
-        store_shared(low_at, packed(a));
-        store_shared(high_at, packed(b));
+    for (unsigned start = thread; start < TURNS * THREADS; start += AHEAD * THREADS) {
+        float cosine[AHEAD][CHUNK], sine[AHEAD][CHUNK];
+#pragma unroll
+        for (unsigned k = 0; k < AHEAD; k++) {
+            const unsigned i = start + k * THREADS;
+            const size_t at = (size_t)(first + i / PAIRS) * (D / 2) + i % PAIRS * CHUNK;
+            if (i >= end) break;
+            load(cosine[k], angles.cosine + at);
+            load(sine[k], angles.sine + at);
+        }
+        if (arriving && start == thread) {
+            wait_for_copies();
+            __syncthreads();
+        }
+#pragma unroll
+        for (unsigned k = 0; k < AHEAD; k++) {
+            const unsigned i = start + k * THREADS, row = i / PAIRS, chunk = i % PAIRS;
+            if (i >= end) break;
+            const unsigned low_at = tile + Tile<D>::place(row, chunk);
+            const unsigned high_at = tile + Tile<D>::place(row, chunk + PAIRS);
+            uint4 low = load_shared(low_at), high = load_shared(high_at);
+            float a[CHUNK], b[CHUNK];
+            load(a, reinterpret_cast<const bf16 *>(&low));
+            load(b, reinterpret_cast<const bf16 *>(&high));
+            rotate(a, b, cosine[k], sine[k], sign);
+            low = packed(a), high = packed(b);
+            store_shared(low_at, low);
+            store_shared(high_at, high);
+            if (!back) continue;
+            uint4 *to = reinterpret_cast<uint4 *>(back + (size_t)row * stride + chunk * CHUNK);
+            to[0] = low, to[PAIRS] = high;
+        }
     }
 }
 
@@ -442,7 +463,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4, C = job.C;
     const int T = (int)job.T, first = (int)(job.tiles - 1 - turn.tile) * F::ROWS;
     const int strip = first + (int)(threadIdx.x / WARP) * M * STRIP; /* the warp's first row */
-    const int last = min(first + F::ROWS, T) - 1;                    /* the block's */
+    const int last = (min(first + F::ROWS, T) - 1) / KEYS;           /* the block's, in steps of keys */
     const float c = job.scale * LOG2_E;
 
     bf16 *queries = job.qkv + in_qkv<D>(job, turn.head, 0) + (size_t)first * 3 * C;
@@ -459,13 +480,9 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     copy_tile<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first);
     copy_keys(0);
     if (STAGES == 2) copy_values(0);
-    if (job.angles.cosine) {
-        wait_for_copies();
-        __syncthreads();
-        rotate_tile<D, F::ROWS, F::THREADS>(q_tile, job.angles, (unsigned)first, T - first, 1, threadIdx.x);
-        __syncthreads();
-        write_tile<D, F::ROWS, F::THREADS>(queries, 3 * C, T - first, q_tile, threadIdx.x);
-    }
+    if (job.angles.cosine)
+        rotate_tile<D, F::ROWS, F::THREADS>(q_tile, job.angles, (unsigned)first, T - first, 1, threadIdx.x,
+                                            true, queries, 3 * C);
 
     Softmax<D, M> state = {};
 #pragma unroll
@@ -480,7 +497,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
         wait_for_copies();
         __syncthreads();
         if (STAGES == 1) copy_values(i);
-        if (STAGES == 2 && i < last / KEYS) copy_keys(i + 1), copy_values(i + 1);
+        if (STAGES == 2 && i < last) copy_keys(i + 1), copy_values(i + 1);
         if (i == 0) left.keep();
         if (active) {
             multiply_rows<D>(
@@ -489,7 +506,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
         if (STAGES == 1) {
             wait_for_copies();
             __syncthreads();
-            if (i < last / KEYS) copy_keys(i + 1);
+            if (i < last) copy_keys(i + 1);
         }
         if (!active) return;
         if (MASKED) {
@@ -521,7 +538,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     };
     int i = 0;
     for (; i < first / KEYS; i++) step(i, std::false_type());
-    for (; i <= last / KEYS; i++) step(i, std::true_type());
+    for (; i <= last; i++) step(i, std::true_type());
 
         /* The warp's own rows of Q, which no other warp reads, become those of the output. */
 #pragma unroll

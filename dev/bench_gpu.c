@@ -2,7 +2,7 @@
  *
  *     bench_gpu [--device cuda|cuda-fp32|cpu] [--attention flash|naive] [--layers 12] [--heads 12]
  *               [--channels 768] [--ctx 1024] [--vocab 50257] [--batch 64] [--micro 0] [--steps 20]
- *               [--threads 0] [--position learned|rotary] [--deterministic 0]
+ *               [--threads 0] [--position learned|rotary] [--deterministic 0] [--brief 0]
  *
  * The default is GPT-2's 124M, as the program trains without -deterministic. --micro: sequences at once (0: the
  * whole batch). Random tokens; three steps warm up, then --steps are timed as they run in training: nothing waits
@@ -16,7 +16,7 @@
  * forward products; for the others the bytes that they cannot do without at the rate of a copy.
  *
  * Then evaluation (forward alone), and generation of one story and of 64 at once: all of it, with sampling on
- * the CPU, and the network alone. The first line is for scripts: "tokens/s N".
+ * the CPU, and the network alone. The first line is for scripts: "tokens/s N"; with --brief 1 it is all.
  *
  *     mpirun -n 2 bench_gpu ...
  *
@@ -42,7 +42,7 @@ enum { WARM_UP = 3, PROFILED_STEPS = 3, STORIES = 64, HEAD_ROWS = 8192 };
 
 typedef struct Settings {
     const char *device, *attention, *position;
-    size_t layers, heads, channels, ctx, vocab, batch, micro, steps, threads, deterministic;
+    size_t layers, heads, channels, ctx, vocab, batch, micro, steps, threads, deterministic, brief;
 } Settings;
 
 /* ---- the command line ---- */
@@ -51,13 +51,20 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
         const char *flag;
         size_t *number;
         const char **text;
-    } flags[] = {{"--device", NULL, &s->device},     {"--attention", NULL, &s->attention},
-                 {"--position", NULL, &s->position}, {"--layers", &s->layers, NULL},
-                 {"--heads", &s->heads, NULL},       {"--channels", &s->channels, NULL},
-                 {"--ctx", &s->ctx, NULL},           {"--vocab", &s->vocab, NULL},
-                 {"--batch", &s->batch, NULL},       {"--micro", &s->micro, NULL},
-                 {"--steps", &s->steps, NULL},       {"--threads", &s->threads, NULL},
-                 {"--deterministic", &s->deterministic, NULL}};
+    } flags[] = {{"--device", NULL, &s->device},
+                 {"--attention", NULL, &s->attention},
+                 {"--position", NULL, &s->position},
+                 {"--layers", &s->layers, NULL},
+                 {"--heads", &s->heads, NULL},
+                 {"--channels", &s->channels, NULL},
+                 {"--ctx", &s->ctx, NULL},
+                 {"--vocab", &s->vocab, NULL},
+                 {"--batch", &s->batch, NULL},
+                 {"--micro", &s->micro, NULL},
+                 {"--steps", &s->steps, NULL},
+                 {"--threads", &s->threads, NULL},
+                 {"--deterministic", &s->deterministic, NULL},
+                 {"--brief", &s->brief, NULL}};
     for (int i = 1; i < argc; i += 2) {
         size_t f = 0;
         while (f < sizeof flags / sizeof flags[0] && strcmp(argv[i], flags[f].flag) != 0) f++;
@@ -391,13 +398,20 @@ static void print_kinds(const Result *result, const Floors *floors) {
            floors->copy_rate / 1e9);
 }
 
+/* The first line; returns its number. */
+static double print_speed(const Bench *bench, const Result *result) {
+    const double tokens = (double)bench->ranks->count *
+                          (double)(bench->settings->batch * bench->settings->ctx);
+    printf("tokens/s %.0f\n", tokens / result->seconds);
+    return tokens / result->seconds;
+}
+
 static void print_report(const Bench *bench, const GptConfig *config, const char *attention,
                          const Result *result, const Floors *floors) {
     const Settings *s = bench->settings;
-    const double ranks = bench->ranks->count, rate = ranks * (double)(s->batch * s->ctx) / result->seconds;
+    const double ranks = bench->ranks->count, rate = print_speed(bench, result);
     char device[160];
     bench->ops->describe(bench->stream, device, sizeof device);
-    printf("tokens/s %.0f\n", rate);
     printf("%s: %s; attention %s\n", bench->ops->name, device, attention);
     printf("%zu x %zu, %zu heads, V %zu, %s positions; B %zu, %zu at once, T %zu; %.1fM parameters\n",
            s->layers, s->channels, s->heads, s->vocab, s->position, s->batch, s->micro, s->ctx,
@@ -469,8 +483,12 @@ static bool run(const Settings *s, Ranks *ranks, Error *err) {
         profiled.ops = &ops, profiled.attention = &attention;
         done = train(&bench, &profiled, ids, &result, err);
     }
-    done = done && write_stories(&bench, setup, &result, err) && find_floors(&bench, &floors, err);
-    if (done) print_report(&bench, &setup.config, setup.attention->name, &result, &floors);
+    if (s->brief) {
+        if (done) print_speed(&bench, &result);
+    } else {
+        done = done && write_stories(&bench, setup, &result, err) && find_floors(&bench, &floors, err);
+        if (done) print_report(&bench, &setup.config, setup.attention->name, &result, &floors);
+    }
     free(ids);
     bench.ops->close(bench.stream);
     return done;

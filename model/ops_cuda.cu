@@ -967,11 +967,14 @@ static void gpu_linear_backward(Stream *stream, act_t *dx, float *dw, float *db,
 }
 
 /* ==== rotary positions ==== */
-/* A block a row: q's heads, then k's, which lie one after the other; a thread has W pairs of one head. */
+/* A thread has W pairs of one head: q's heads, then k's, lie one after the other in a row. Blocks of several rows, the
+ * last rows first: the product that wrote them has left its latest in the cache. */
 template <typename A, int W>
-__global__ static void rotary_kernel(A *qkv, Angles angles, size_t T, size_t H, size_t half,
+__global__ static void rotary_kernel(A *qkv, Angles angles, size_t rows, size_t T, size_t H, size_t half,
                                      size_t first_position, size_t first_head, float sign) {
-    const size_t row = blockIdx.x, position = first_position + row % T;
+    const size_t row = (size_t)(gridDim.x - 1 - blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const size_t position = first_position + row % T;
     A *x = qkv + (row * 3 * H + first_head) * 2 * half;
     const unsigned groups = (unsigned)(half / W), items = (unsigned)(2 * H - first_head) * groups;
     for (unsigned item = threadIdx.x; item < items; item += blockDim.x) {
@@ -989,9 +992,10 @@ __global__ static void rotary_kernel(A *qkv, Angles angles, size_t T, size_t H, 
 template <typename A, int W>
 static void launch_rotary(Stream *stream, A *qkv, Angles angles, size_t rows, size_t T, size_t H, size_t half,
                           size_t first_position, size_t first_head, bool inverse) {
-    rotary_kernel<A, W>
-        <<<(unsigned)rows, row_threads((2 * H - first_head) * (half / W)), 0, stream->stream>>>(
-            qkv, angles, T, H, half, first_position, first_head, inverse ? -1.0f : 1.0f);
+    const unsigned items = (unsigned)((2 * H - first_head) * (half / W)), threads = 256;
+    const dim3 block(items < threads ? items : threads, items < threads ? threads / items : 1);
+    rotary_kernel<A, W><<<blocks_for(rows, block.y), block, 0, stream->stream>>>(
+        qkv, angles, rows, T, H, half, first_position, first_head, inverse ? -1.0f : 1.0f);
     cuda_launched(stream, "rotary");
 }
 template <typename A>
