@@ -223,35 +223,31 @@ __device__ static inline void write_tile(bf16 *to, size_t stride, int there, uns
     }
 }
 
-/* Turns the rows of a tile by the angles of positions `first` and on (sign -1: back), below `there` of them, and
- * writes them to `back`, if that is not NULL, `stride` elements apart. A thread has eight pairs at a time, a chunk of
- * each half of a row, and reads the angles of several before it needs one; with `arriving` also before it waits for
- * the tile, whose copies are under way. A call, that the kernels' loops keep the registers that they have without. */
-template <int D, int ROWS, int THREADS>
-__device__ static __noinline__ void rotate_tile(unsigned tile, Angles angles, unsigned first, int there,
-                                                float sign, unsigned thread, bool arriving = false,
-                                                bf16 *back = NULL, unsigned stride = 0) {
-    constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2, TURNS = (ROWS * PAIRS + THREADS - 1) / THREADS;
-    constexpr unsigned AHEAD = TURNS % 4 == 0 ? 4 : TURNS % 3 == 0 ? 3 : TURNS;
-    const unsigned end = min((unsigned)there, (unsigned)ROWS) * PAIRS;
-#pragma unroll 1
-    for (unsigned start = thread; start < TURNS * THREADS; start += AHEAD * THREADS) {
-        float cosine[AHEAD][CHUNK], sine[AHEAD][CHUNK];
+/* A thread's share of the angles by which ROWS rows of D are turned: eight pairs at a time, a chunk of each half of a
+ * row. Read first, since they come from far. */
+template <int D, int ROWS, int THREADS> struct Rotation {
+    static constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2, TURNS = (ROWS * PAIRS + THREADS - 1) / THREADS;
+    float cosine[TURNS][CHUNK], sine[TURNS][CHUNK];
+    unsigned thread, end;
+
+    /* Of positions `first` and on, `there` of them at most; `thread` of THREADS. Without angles nothing is turned. */
+    __device__ Rotation(Angles angles, unsigned first, int there, unsigned thread_)
+        : thread(thread_), end(angles.cosine ? (unsigned)max(min(there, ROWS), 0) * PAIRS : 0) {
 #pragma unroll
-        for (unsigned k = 0; k < AHEAD; k++) {
-            const unsigned i = start + k * THREADS;
+        for (unsigned k = 0; k < TURNS; k++) {
+            const unsigned i = thread + k * THREADS;
             const size_t at = (size_t)(first + i / PAIRS) * (D / 2) + i % PAIRS * CHUNK;
             if (i >= end) break;
             load(cosine[k], angles.cosine + at);
             load(sine[k], angles.sine + at);
         }
-        if (arriving && start == thread) {
-            wait_for_copies();
-            __syncthreads();
-        }
+    }
+    /* Turns a tile's rows (sign -1: back), and writes them to `to`, if that is not NULL, `stride` elements apart.
+     * Barriers before and after are the caller's. */
+    __device__ void turn(unsigned tile, float sign, bf16 *to = NULL, unsigned stride = 0) const {
 #pragma unroll
-        for (unsigned k = 0; k < AHEAD; k++) {
-            const unsigned i = start + k * THREADS, row = i / PAIRS, chunk = i % PAIRS;
+        for (unsigned k = 0; k < TURNS; k++) {
+            const unsigned i = thread + k * THREADS, row = i / PAIRS, chunk = i % PAIRS;
             if (i >= end) break;
             const unsigned low_at = tile + Tile<D>::place(row, chunk);
             const unsigned high_at = tile + Tile<D>::place(row, chunk + PAIRS);
@@ -263,11 +259,22 @@ __device__ static __noinline__ void rotate_tile(unsigned tile, Angles angles, un
             low = packed(a), high = packed(b);
             store_shared(low_at, low);
             store_shared(high_at, high);
-            if (!back) continue;
-            uint4 *to = reinterpret_cast<uint4 *>(back + (size_t)row * stride + chunk * CHUNK);
-            to[0] = low, to[PAIRS] = high;
+            if (!to) continue;
+            uint4 *there = reinterpret_cast<uint4 *>(to + (size_t)row * stride + chunk * CHUNK);
+            there[0] = low, there[PAIRS] = high;
         }
     }
+};
+
+/* Waits for the queries whose copies are under way, turns them and writes them back. A call, that the forward pass's
+ * loops keep the registers that they have without it. */
+template <int D, int ROWS, int THREADS>
+__device__ static __noinline__ void rotate_queries(unsigned tile, bf16 *queries, unsigned stride, int there,
+                                                   Angles angles, unsigned first) {
+    const Rotation<D, ROWS, THREADS> rotation(angles, first, there, threadIdx.x);
+    wait_for_copies();
+    __syncthreads();
+    rotation.turn(tile, 1, queries, stride);
 }
 
 /* ==== products ==== */
@@ -342,28 +349,18 @@ template <int D, int M, bool KEPT> struct Operand {
     }
 };
 
-/* Accumulators of 16 rows and 8 N columns, times factor[0] (rows g) and factor[1] (rows g + 8), to memory as
- * bf16, by way of this warp's own `strip` of shared memory (16 rows of 8 N), so that rows are written whole;
- * rows from `there` on are not. With angles they are turned back: the first is row `first` of its head. */
+/* Accumulators of 16 rows and 8 N columns, times factor[0] (rows g) and factor[1] (rows g + 8), as bf16 to this warp's
+ * own `strip` of shared memory (16 rows of 8 N), from where they are written as whole rows. */
 template <int N>
-__device__ static inline void store_rows(bf16 *to, size_t stride, int there, unsigned strip,
-                                         const float (&c)[N][4], const float (&factor)[2],
-                                         Angles angles = {NULL, NULL}, unsigned first = 0) {
-    typedef Tile<8 * N> Strip;
+__device__ static inline void put_rows(unsigned strip, const float (&c)[N][4], const float (&factor)[2]) {
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     __syncwarp(); /* what the warp's lanes had to read in the strip is read */
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            store_shared(strip + Strip::place(g + 8 * half, n) + 4 * q,
+            store_shared(strip + Tile<8 * N>::place(g + 8 * half, n) + 4 * q,
                          pack(c[n][2 * half] * factor[half], c[n][2 * half + 1] * factor[half]));
-    __syncwarp();
-    if (angles.cosine) {
-        rotate_tile<8 * N, STRIP, WARP>(strip, angles, first, there, -1, lane);
-        __syncwarp();
-    }
-    write_tile<8 * N, STRIP, WARP>(to, stride, there, strip, lane);
     __syncwarp();
 }
 
@@ -481,9 +478,8 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     copy_keys(0);
     if (STAGES == 2) copy_values(0);
     if (job.angles.cosine)
-        rotate_tile<D, F::ROWS, F::THREADS>(q_tile, job.angles, (unsigned)first, T - first, 1, threadIdx.x,
-                                            true, queries, 3 * C);
-
+        rotate_queries<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first, job.angles,
+                                               (unsigned)first);
     Softmax<D, M> state = {};
 #pragma unroll
     for (int m = 0; m < M; m++) state.max[m][0] = state.max[m][1] = -FLT_MAX; /* no -inf - -inf */
@@ -553,8 +549,10 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
                 job.lse[(size_t)turn.head * job.T + row] = state.max[m][half] * job.scale + logf(sum);
         }
         const int row = strip + STRIP * m;
-        store_rows(job.out + in_out<D>(job, turn.head) + (size_t)row * C, C, T - row,
-                   q_tile + (row - first) * D * 2, state.o[m], factor);
+        const unsigned rows = q_tile + (row - first) * D * 2;
+        put_rows(rows, state.o[m], factor);
+        write_tile<D, STRIP, WARP>(job.out + in_out<D>(job, turn.head) + (size_t)row * C, C, T - row, rows,
+                                   lane);
     }
 }
 
@@ -724,38 +722,51 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
 
     __syncthreads(); /* K is no longer read for dQ; V's rows were the warp's own all the time */
     const float one[2] = {1, 1}, scales[2] = {job.scale, job.scale};
+    const unsigned dk_rows = k_tile + warp * STRIP * D * 2, dv_rows = v_tile + warp * STRIP * D * 2;
     bf16 *to = job.d_qkv + in_qkv<D>(job, turn.head, 1) + (size_t)strip * 3 * C;
-    store_rows(to, 3 * C, T - strip, k_tile + warp * STRIP * D * 2, dk[0], scales, job.angles,
-               (unsigned)strip);
-    store_rows(to + C, 3 * C, T - strip, v_tile + warp * STRIP * D * 2, dv[0], one);
+    put_rows(dk_rows, dk[0], scales);
+    put_rows(dv_rows, dv[0], one);
+    const Rotation<D, STRIP, WARP> rotation(job.angles, (unsigned)strip, T - strip, lane);
+    write_tile<D, STRIP, WARP>(to + C, 3 * C, T - strip, dv_rows, lane);
+    rotation.turn(dk_rows, -1);
+    __syncwarp();
+    write_tile<D, STRIP, WARP>(to, 3 * C, T - strip, dk_rows, lane);
 }
 
-/* dQ's sums, in the order in which backward_kernel added them, to d_qkv: QUERIES rows of a head. */
+/* dQ's sums, in the order in which backward_kernel added them, to d_qkv: QUERIES rows of TOGETHER heads, which
+ * are turned back by the same angles. */
+enum { TOGETHER = 2 };
 template <int D, int WARPS, int STAGES>
 __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS) finish_kernel(const Job job) {
     typedef Backward<D, WARPS, STAGES> F;
-    const unsigned head = blockIdx.x / job.tiles, first = blockIdx.x % job.tiles * QUERIES, C = job.C;
+    const unsigned group = blockIdx.x / job.tiles, groups = (job.H + TOGETHER - 1) / TOGETHER;
+    const unsigned b = group / groups, h = group % groups * TOGETHER,
+                   first = blockIdx.x % job.tiles * QUERIES;
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4, warp = threadIdx.x / WARP;
     const unsigned rows = warp % (QUERIES / STRIP), part = warp / (QUERIES / STRIP), tile = shared_start();
-    const float *sums = job.dq + (size_t)blockIdx.x * QUERIES * D;
-#pragma unroll
-    for (int n = 0; n < 2 * F::GROUPS; n++) {
-        const unsigned chunk = (n / 2 * F::PARTS + part) * 2 + n % 2;
-        float x[4];
-        sum_at<F::THREADS>(x, sums, n);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            store_shared(tile + Tile<D>::place(rows * STRIP + g + 8 * half, chunk) + 4 * q,
-                         pack(x[2 * half] * job.scale, x[2 * half + 1] * job.scale));
-    }
-    __syncthreads();
     const int there = (int)(job.T - first);
-    if (job.angles.cosine) {
-        rotate_tile<D, QUERIES, F::THREADS>(tile, job.angles, first, there, -1, threadIdx.x);
+    const Rotation<D, QUERIES, F::THREADS> rotation(job.angles, first, there, threadIdx.x);
+    for (unsigned head = b * job.H + h; head < b * job.H + min(h + TOGETHER, job.H); head++) {
+        const float *sums = job.dq + ((size_t)head * job.tiles + first / QUERIES) * QUERIES * D;
+#pragma unroll
+        for (int n = 0; n < 2 * F::GROUPS; n++) {
+            const unsigned chunk = (n / 2 * F::PARTS + part) * 2 + n % 2;
+            float x[4];
+            sum_at<F::THREADS>(x, sums, n);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_shared(tile + Tile<D>::place(rows * STRIP + g + 8 * half, chunk) + 4 * q,
+                             pack(x[2 * half] * job.scale, x[2 * half + 1] * job.scale));
+        }
         __syncthreads();
+        if (job.angles.cosine) {
+            rotation.turn(tile, -1);
+            __syncthreads();
+        }
+        bf16 *to = job.d_qkv + in_qkv<D>(job, head, 0) + (size_t)first * 3 * job.C;
+        write_tile<D, QUERIES, F::THREADS>(to, 3 * job.C, there, tile, threadIdx.x);
+        __syncthreads(); /* before the next head's come into the tile */
     }
-    bf16 *to = job.d_qkv + in_qkv<D>(job, head, 0) + (size_t)first * 3 * C;
-    write_tile<D, QUERIES, F::THREADS>(to, 3 * C, there, tile, threadIdx.x);
 }
 
 /* dQ without sums in memory: the walk of the forward pass, with dP beside S. */
@@ -835,8 +846,13 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
     step((int)tile, std::true_type());
 
     const float scales[2] = {job.scale, job.scale};
-    store_rows(job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)strip * 3 * C, 3 * C, T - strip,
-               q_tile + warp * STRIP * D * 2, dq[0], scales, job.angles, (unsigned)strip);
+    const unsigned dq_rows = q_tile + warp * STRIP * D * 2;
+    put_rows(dq_rows, dq[0], scales);
+    const Rotation<D, STRIP, WARP> rotation(job.angles, (unsigned)strip, T - strip, lane);
+    rotation.turn(dq_rows, -1);
+    __syncwarp();
+    write_tile<D, STRIP, WARP>(job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)strip * 3 * C, 3 * C,
+                               T - strip, dq_rows, lane);
 }
 
 /* ==== generation ==== */
@@ -1072,8 +1088,9 @@ template <int D, int WARPS, int STAGES> static void backward_with(const Attentio
            F::THREADS, F::BYTES, job);
     if (job.dq) {
         job.tiles = job.padded / QUERIES;
-        launch(stream, "flash_mma backward, dQ", finish_kernel<D, WARPS, STAGES>, tiles, F::THREADS,
-               QUERIES * D * sizeof(bf16), job);
+        const size_t groups = call->B * ((call->H + TOGETHER - 1) / TOGETHER);
+        launch(stream, "flash_mma backward, dQ", finish_kernel<D, WARPS, STAGES>, groups * job.tiles,
+               F::THREADS, QUERIES * D * sizeof(bf16), job);
     } else {
         typedef QueryGradient<D> G;
         plan_order(&job, stream, QUERIES, 2 * D * sizeof(bf16));

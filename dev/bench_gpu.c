@@ -16,7 +16,8 @@
  * forward products; for the others the bytes that they cannot do without at the rate of a copy.
  *
  * Then evaluation (forward alone), and generation of one story and of 64 at once: all of it, with sampling on
- * the CPU, and the network alone. The first line is for scripts: "tokens/s N"; with --brief 1 it is all.
+ * the CPU, and the network alone. The first line is for scripts: "tokens/s N"; with --brief 1 only the
+ * kinds' times follow.
  *
  *     mpirun -n 2 bench_gpu ...
  *
@@ -485,6 +486,8 @@ static bool run(const Settings *s, Ranks *ranks, Error *err) {
     }
     if (s->brief) {
         if (done) print_speed(&bench, &result);
+        for (Kind k = 0; k < KINDS && done; k++)
+            printf("%10.3f ms a step  %s\n", 1e3 * result.spent[k].seconds / PROFILED_STEPS, kind_names[k]);
     } else {
         done = done && write_stories(&bench, setup, &result, err) && find_floors(&bench, &floors, err);
         if (done) print_report(&bench, &setup.config, setup.attention->name, &result, &floors);
