@@ -101,9 +101,6 @@ __device__ static inline unsigned pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-__device__ static inline uint4 packed(const float (&x)[8]) {
-    return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-}
 __device__ static inline float exp_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -113,9 +110,13 @@ __device__ static inline float exp_2(float x) {
 __device__ static inline void store_shared(unsigned at, unsigned x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
-__device__ static inline void store_shared(unsigned at, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
+__device__ static inline void store_shared(unsigned at, uint2 x) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x.x), "r"(x.y) : "memory");
+}
+__device__ static inline uint2 load_shared_half(unsigned at) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at));
+    return x;
 }
 __device__ static inline uint4 load_shared(unsigned at) {
     uint4 x;
@@ -223,20 +224,21 @@ __device__ static inline void write_tile(bf16 *to, size_t stride, int there, uns
     }
 }
 
-/* A thread's share of the angles by which ROWS rows of D are turned: eight pairs at a time, a chunk of each half of a
- * row. Read first, since they come from far. */
+/* A thread's share of the angles by which ROWS rows of D are turned: QUAD pairs at a time, as many of each half of a
+ * row, so that neighbouring lanes read whole lines of angles. Read first, since they come from far. */
 template <int D, int ROWS, int THREADS> struct Rotation {
-    static constexpr unsigned PAIRS = Tile<D>::CHUNKS / 2, TURNS = (ROWS * PAIRS + THREADS - 1) / THREADS;
-    float cosine[TURNS][CHUNK], sine[TURNS][CHUNK];
+    static constexpr unsigned QUAD = 4, ITEMS = D / 2 / QUAD; /* of a row */
+    static constexpr unsigned TURNS = (ROWS * ITEMS + THREADS - 1) / THREADS;
+    float cosine[TURNS][QUAD], sine[TURNS][QUAD];
     unsigned thread, end;
 
     /* Of positions `first` and on, `there` of them at most; `thread` of THREADS. Without angles nothing is turned. */
     __device__ Rotation(Angles angles, unsigned first, int there, unsigned thread_)
-        : thread(thread_), end(angles.cosine ? (unsigned)max(min(there, ROWS), 0) * PAIRS : 0) {
+        : thread(thread_), end(angles.cosine ? (unsigned)max(min(there, ROWS), 0) * ITEMS : 0) {
 #pragma unroll
         for (unsigned k = 0; k < TURNS; k++) {
             const unsigned i = thread + k * THREADS;
-            const size_t at = (size_t)(first + i / PAIRS) * (D / 2) + i % PAIRS * CHUNK;
+            const size_t at = (size_t)first * (D / 2) + i * QUAD; /* rows of angles have no gaps */
             if (i >= end) break;
             load(cosine[k], angles.cosine + at);
             load(sine[k], angles.sine + at);
@@ -247,21 +249,24 @@ template <int D, int ROWS, int THREADS> struct Rotation {
     __device__ void turn(unsigned tile, float sign, bf16 *to = NULL, unsigned stride = 0) const {
 #pragma unroll
         for (unsigned k = 0; k < TURNS; k++) {
-            const unsigned i = thread + k * THREADS, row = i / PAIRS, chunk = i % PAIRS;
+            const unsigned i = thread + k * THREADS, row = i / ITEMS, channel = i % ITEMS * QUAD;
             if (i >= end) break;
-            const unsigned low_at = tile + Tile<D>::place(row, chunk);
-            const unsigned high_at = tile + Tile<D>::place(row, chunk + PAIRS);
-            uint4 low = load_shared(low_at), high = load_shared(high_at);
-            float a[CHUNK], b[CHUNK];
+            const unsigned within = channel % CHUNK * 2; /* bytes */
+            const unsigned low_at = tile + Tile<D>::place(row, channel / CHUNK) + within;
+            const unsigned high_at = tile + Tile<D>::place(row, (channel + D / 2) / CHUNK) + within;
+            uint2 low = load_shared_half(low_at), high = load_shared_half(high_at);
+            float a[QUAD], b[QUAD];
             load(a, reinterpret_cast<const bf16 *>(&low));
             load(b, reinterpret_cast<const bf16 *>(&high));
             rotate(a, b, cosine[k], sine[k], sign);
-            low = packed(a), high = packed(b);
+            low = make_uint2(pack(a[0], a[1]), pack(a[2], a[3]));
+            high = make_uint2(pack(b[0], b[1]), pack(b[2], b[3]));
             store_shared(low_at, low);
             store_shared(high_at, high);
             if (!to) continue;
-            uint4 *there = reinterpret_cast<uint4 *>(to + (size_t)row * stride + chunk * CHUNK);
-            there[0] = low, there[PAIRS] = high;
+            bf16 *there = to + (size_t)row * stride + channel;
+            *reinterpret_cast<uint2 *>(there) = low;
+            *reinterpret_cast<uint2 *>(there + D / 2) = high;
         }
     }
 };

@@ -992,7 +992,7 @@ __global__ static void rotary_kernel(A *qkv, Angles angles, size_t rows, size_t 
 template <typename A, int W>
 static void launch_rotary(Stream *stream, A *qkv, Angles angles, size_t rows, size_t T, size_t H, size_t half,
                           size_t first_position, size_t first_head, bool inverse) {
-    const unsigned items = (unsigned)((2 * H - first_head) * (half / W)), threads = 256;
+    const unsigned items = (unsigned)((2 * H - first_head) * (half / W)), threads = 128;
     const dim3 block(items < threads ? items : threads, items < threads ? threads / items : 1);
     rotary_kernel<A, W><<<blocks_for(rows, block.y), block, 0, stream->stream>>>(
         qkv, angles, rows, T, H, half, first_position, first_head, inverse ? -1.0f : 1.0f);
