@@ -1611,11 +1611,28 @@ TEST(two_runs_are_bit_equal) {
     }
 }
 
+/* The GPU's recordings, counted. */
+static size_t recordings_made, replays;
+static void *counting_record_end(Stream *stream) {
+    void *recording = gpu16.ops->record_end(stream);
+    recordings_made += recording != NULL;
+    return recording;
+}
+static void counting_replay(Stream *stream, void *recording) {
+    replays++;
+    gpu16.ops->replay(stream, recording);
+}
+
 /* Seven steps of two micro-batches with an evaluation after each, as queued or as recorded; midway another model,
  * whose operations outgrow the scratch memory that the recordings have seen. Then all weights, to be freed. */
 static float *recorded_steps(const Problem *problem, const Problem *larger, bool record, double losses[14]) {
     const size_t B = problem->shape.B, T = problem->shape.T, V = problem->shape.V;
-    Gpt *gpt = model_new(problem, &gpu16, B, true, 0);
+    Ops counting = *gpu16.ops;
+    counting.record_end = counting_record_end, counting.replay = counting_replay;
+    Device device = gpu16;
+    device.ops = &counting;
+    recordings_made = replays = 0;
+    Gpt *gpt = model_new(problem, &device, B, true, 0);
     gpt_record(gpt, record);
     for (uint64_t step = 0; step < 7; step++) {
         if (step == 4) free(gradients_new(larger, &gpu16, larger->shape.B, &(double){0}));
@@ -1637,8 +1654,12 @@ static float *recorded_steps(const Problem *problem, const Problem *larger, bool
     return weights;
 }
 
+/* Three passes come seven times each, a step's two micro-batches and its evaluation: each is queued the first
+ * time, recorded the second and replayed from then on, that one included. */
 TEST(recorded_passes_are_bit_equal) {
     NEED_GPU();
+    const char *wait = getenv("TRAIN_GPT_SYNC");
+    if (wait && strcmp(wait, "1") == 0) SKIP("with TRAIN_GPT_SYNC=1 nothing is recorded");
     Problem problem = problem_new((RefShape){
         .B = 4, .T = 64, .C = 96, .H = 3, .V = 257, .L = 2, .rotary = true, .rate = (double)0.1f, .seed = 6});
     /* The gradients of norms alone take (blocks, 2 C) floats, more than the 16 MB that a stream begins with. */
@@ -1646,7 +1667,11 @@ TEST(recorded_passes_are_bit_equal) {
         .B = 8, .T = 512, .C = 1056, .H = 3, .V = 257, .L = 1, .rotary = true, .rate = 0, .seed = 6});
     double losses[2][14];
     float *queued = recorded_steps(&problem, &larger, false, losses[0]);
+    CHECK_MSG(recordings_made == 0 && replays == 0, "unasked, %zu recordings and %zu replays",
+              recordings_made, replays);
     float *recorded = recorded_steps(&problem, &larger, true, losses[1]);
+    CHECK_MSG(recordings_made == 3 && replays == 3 * 6, "%zu recordings and %zu replays, not 3 and 18",
+              recordings_made, replays);
     CHECK(memcmp(losses[0], losses[1], sizeof losses[0]) == 0 && isfinite(losses[0][13]));
     CHECK(memcmp(queued, recorded, problem.table.total * sizeof(float)) == 0);
     free(queued), free(recorded);
