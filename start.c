@@ -518,11 +518,16 @@ void print_data(App *app) {
     else row(app, "tokenizer", "%s tokens, %s", commas(V).text, app->bpe ? "trained here" : "to be trained");
 }
 
+static void print_rows(App *app, bool on_host, const char *where) {
+    for (size_t i = 0; i < app->plan.rows; i++)
+        if (app->plan.row[i].on_host == on_host)
+            fprintf(app->report, "  %10s  %s%s\n", metric((double)app->plan.row[i].bytes, "B").text,
+                    app->plan.row[i].purpose, where);
+}
+
 static void print_memory(App *app) {
     say(app, "\nmemory");
-    for (size_t i = 0; i < app->plan.rows; i++)
-        fprintf(app->report, "  %10s  %s\n", metric((double)app->plan.row[i].bytes, "B").text,
-                app->plan.row[i].purpose);
+    print_rows(app, false, "");
     if (app->ops->memory) {
         size_t free_now, total;
         app->ops->memory(app->stream, &free_now, &total);
@@ -532,6 +537,7 @@ static void print_memory(App *app) {
     const size_t free_bytes = memory_available(app);
     fprintf(app->report, "  %10s  in all; free: %s\n", metric((double)app->plan.total, "B").text,
             free_bytes ? metric((double)free_bytes, "B").text : "not known");
+    print_rows(app, true, " (the host's memory)");
 }
 
 /* A run keeps the newest ones, the best, and the one that is being written. */

@@ -179,7 +179,6 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
 
     int32_t *window = xmalloc(n * (T + 1) * sizeof *window); /* (n, T + 1): those tokens and the new one */
     int32_t *fresh = xmalloc(n * T * sizeof *fresh); /* (n, 1 .. T): what the cache does not hold yet */
-    float *logits = xmalloc(n * V * sizeof *logits); /* (n, V) */
     float *work = xmalloc(n * work_floats(V) *
                           sizeof *work); /* of each sequence, as they are sampled at once */
     uint32_t *next = xmalloc(n * sizeof *next);
@@ -192,7 +191,7 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     gpt_cache_reset(gpt);
     for (size_t position = 0; position < max_tokens && writing > 0 && !stop_requested(); position++) {
         copy_newest(fresh, window, n, T + 1, length, unread);
-        gpt_cache_extend(gpt, fresh, n, unread, logits);
+        const float *logits = gpt_cache_extend(gpt, fresh, n, unread); /* (n, V) */
         /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
 #pragma omp parallel for schedule(dynamic) if (n > 1)
         for (size_t i = 0; i < n; i++)
@@ -217,7 +216,6 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     free(ended);
     free(next);
     free(work);
-    free(logits);
     free(fresh);
     free(window);
     return !stop_requested();

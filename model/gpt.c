@@ -197,6 +197,7 @@ typedef enum Purpose {
     FOR_HEAD,
     FOR_CACHE,
     FOR_GENERATION,
+    FOR_HOST_LOGITS, /* the one that is in the host's memory */
     FOR_TOKENS,
     PURPOSES
 } Purpose;
@@ -213,6 +214,7 @@ static const char *const purpose_names[PURPOSES] = {
     [FOR_HEAD] = "head: a chunk of logits",
     [FOR_CACHE] = "generation: key/value cache",
     [FOR_GENERATION] = "generation: activations",
+    [FOR_HOST_LOGITS] = "generation: logits to sample from",
     [FOR_TOKENS] = "tokens and step state",
 };
 
@@ -279,6 +281,7 @@ struct Gpt {
     LayerActivations cache_acts; /* rows: cache_B * CACHE_CHUNK at most */
     act_t *cache_branch, *cache_hidden;
     int32_t *cache_tokens;
+    float *host_logits; /* (cache_B, V), in host memory: what gpt_cache_extend returns */
 };
 
 static void *take(Gpt *gpt, Purpose purpose, size_t count, size_t element) {
@@ -382,6 +385,9 @@ static void lay_out_generation(Gpt *gpt) {
     gpt->cache_branch = take_acts(gpt, FOR_GENERATION, rows, C);
     gpt->cache_hidden = take_acts(gpt, FOR_GENERATION, rows, C);
     gpt->cache_tokens = (int32_t *)take(gpt, FOR_GENERATION, rows, sizeof(int32_t));
+    size_t logits = 0;
+    size_mul(gpt->setup.cache_B, gpt->V, &logits);
+    gpt->host_logits = take_floats(gpt, FOR_HOST_LOGITS, logits);
 }
 
 static void lay_out(Gpt *gpt) {
@@ -424,9 +430,11 @@ static bool read_plan(const Gpt *gpt, MemoryPlan *plan, Error *err) {
     for (int p = 0; p < PURPOSES; p++) {
         const size_t bytes = gpt->arena[p].used;
         if (bytes == 0) continue;
+        const bool on_host = p == FOR_HOST_LOGITS && gpt->setup.ops->memory != NULL;
         plan->row[plan->rows].purpose = purpose_names[p];
+        plan->row[plan->rows].on_host = on_host;
         plan->row[plan->rows++].bytes = bytes;
-        fits = bytes < SIZE_MAX && size_add(plan->total, bytes, &plan->total) && fits;
+        fits = bytes < SIZE_MAX && size_add(plan->total, on_host ? 0 : bytes, &plan->total) && fits;
     }
     return fits || error_set(err, "a micro-batch of %zu sequences of %zu tokens through %zu layers of %zu channels needs more memory than can be addressed: lower -micro, -ctx, -layers or -channels", gpt->setup.B, gpt->T, gpt->L, gpt->C);
 }
@@ -446,7 +454,9 @@ Gpt *gpt_new(const GptSetup *setup, Error *err) {
     if (!read_plan(gpt, &plan, err)) return gpt_free(gpt), NULL;
     for (int p = 0; p < PURPOSES; p++) {
         if (gpt->arena[p].used == 0) continue;
-        gpt->arena[p].base = (uint8_t *)setup->ops->allocate(setup->stream, gpt->arena[p].used, err);
+        void *(*const allocate)(Stream *, size_t, Error *) =
+            p == FOR_HOST_LOGITS ? setup->ops->host_allocate : setup->ops->allocate;
+        gpt->arena[p].base = (uint8_t *)allocate(setup->stream, gpt->arena[p].used, err);
         if (!gpt->arena[p].base) {
             error_prefix(err, "no memory for %s", purpose_names[p]);
             return gpt_free(gpt), NULL;
@@ -460,8 +470,11 @@ void gpt_free(Gpt *gpt) {
     if (!gpt) return;
     for (size_t i = 0; i < gpt->n_recordings; i++)
         if (gpt->recordings[i].made) gpt->setup.ops->release_recording(gpt->setup.stream, gpt->recordings[i].made);
-    for (int p = 0; p < PURPOSES; p++)
-        if (gpt->arena[p].base) gpt->setup.ops->release(gpt->setup.stream, gpt->arena[p].base);
+    for (int p = 0; p < PURPOSES; p++) {
+        void (*const release)(Stream *, void *) =
+            p == FOR_HOST_LOGITS ? gpt->setup.ops->host_release : gpt->setup.ops->release;
+        if (gpt->arena[p].base) release(gpt->setup.stream, gpt->arena[p].base);
+    }
     free(gpt->table), free(gpt->spans), free(gpt->layers), free(gpt->acts), free(gpt->kv_cache);
     free(gpt);
 }
@@ -843,7 +856,7 @@ static void cached_forward(Gpt *gpt, size_t B, size_t n) {
                                weight(gpt, gpt->model.norm_gain), weight(gpt, gpt->model.norm_bias), rows, C, off);
 }
 
-void gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n, float *logits) {
+const float *gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n) {
     const Ops *ops = gpt->setup.ops;
     const size_t chunk = gpt->T < CACHE_CHUNK ? gpt->T : CACHE_CHUNK;
     int32_t *part = (int32_t *)xmalloc(B * chunk * sizeof *part);
@@ -857,7 +870,8 @@ void gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n, float
         /* The head reads only the last token of each sequence. */
         ops->head_logits(gpt->setup.stream, gpt->logits, row_of(gpt, gpt->cache_hidden, m - 1), m * gpt->C,
                          weight(gpt, gpt->model.wte), B, gpt->C, gpt->V);
-        ops->download(gpt->setup.stream, logits, gpt->logits, B * gpt->V * sizeof(float));
+        ops->download(gpt->setup.stream, gpt->host_logits, gpt->logits, B * gpt->V * sizeof(float));
     }
     free(part);
+    return gpt->host_logits;
 }

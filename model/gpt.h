@@ -57,8 +57,9 @@ typedef struct MemoryPlan {
     struct {
         const char *purpose;
         size_t bytes;
+        bool on_host; /* in the host's memory, and the device has its own: not in the total */
     } row[MEMORY_PLAN_ROWS];
-    size_t rows, total;
+    size_t rows, total; /* total: bytes of the device's memory */
 } MemoryPlan;
 
 typedef struct GptSetup {
@@ -126,10 +127,11 @@ double gpt_evaluate_sum(Gpt *gpt); /* waits; the sum of token losses since begin
 /* The full forward pass: logits (B, T, V) to host memory; B at most setup's. */
 void gpt_logits(Gpt *gpt, const int32_t *inputs, size_t B, float *logits);
 /* With the key/value cache (setup.cache_B > 0). Appends n tokens to each of B sequences, tokens (B, n), and
- * gives the logits (B, V) after the last. gpt_cache_length + n must not pass ctx. */
+ * gives the logits (B, V) after the last, in host memory of the Gpt's own: they hold until the next call of it or
+ * gpt_free. n at least 1; gpt_cache_length + n must not pass ctx. */
 void gpt_cache_reset(Gpt *gpt);
 size_t gpt_cache_length(const Gpt *gpt);
-void gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n, float *logits);
+const float *gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n);
 
 #ifdef __cplusplus
 }

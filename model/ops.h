@@ -78,6 +78,11 @@ typedef struct Ops {
     /* Device memory, zeroed; NULL with numbers where there is not enough. Never called within a step. */
     void *(*allocate)(Stream *stream, size_t bytes, Error *err);
     void (*release)(Stream *stream, void *memory);
+    /* Host memory, zeroed, that download fills at the device's full speed: a GPU's is pinned, which it writes by itself
+     * (into any other it copies at a fraction of that, by way of the driver's own). NULL with numbers where it is not
+     * to be had. Taking it is slow, and it can never be swapped out: for what is downloaded again and again. */
+    void *(*host_allocate)(Stream *stream, size_t bytes, Error *err);
+    void (*host_release)(Stream *stream, void *memory);
     void (*upload)(Stream *stream, void *device, const void *host, size_t bytes);
     void (*download)(Stream *stream, void *host, const void *device, size_t bytes); /* waits */
     void (*zero)(Stream *stream, void *device, size_t bytes);

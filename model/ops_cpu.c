@@ -443,7 +443,8 @@ static void cpu_weights_to_work(Stream *stream, act_t *work, const float *weight
 const Ops ops_cpu = {
     .name = "cpu", .act_size = sizeof(float),
     .open = cpu_open, .close = cpu_close, .synchronize = cpu_synchronize, .describe = cpu_describe,
-    .allocate = cpu_allocate, .release = cpu_release, .upload = cpu_copy_in, .download = cpu_copy_in, .zero = cpu_zero,
+    .allocate = cpu_allocate, .release = cpu_release, .host_allocate = cpu_allocate, .host_release = cpu_release,
+    .upload = cpu_copy_in, .download = cpu_copy_in, .zero = cpu_zero,
     .mark = cpu_mark, .seconds_between = cpu_seconds_between,
     .begin_step = cpu_begin_step, .read_state = cpu_read_state,
     .embedding_forward = cpu_embedding_forward, .embedding_backward = cpu_embedding_backward,

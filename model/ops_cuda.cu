@@ -241,6 +241,27 @@ static void gpu_release(Stream *stream, void *memory) {
     CUDA_CHECK(cudaFree(memory));
 }
 
+static void *gpu_host_allocate(Stream *stream, size_t bytes, Error *err) {
+    (void)stream;
+    void *memory = NULL;
+    const cudaError_t error = cudaMallocHost(&memory, bytes);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* answered by the line */
+        error_set(err,
+                  "%zu MB of the host's memory cannot be pinned for the GPU (%s): lower -samples, or free "
+                  "memory of the host",
+                  bytes >> 20, cudaGetErrorString(error));
+        return NULL;
+    }
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+static void gpu_host_release(Stream *stream, void *memory) {
+    gpu_synchronize(stream);
+    CUDA_CHECK(cudaFreeHost(memory));
+}
+
 static void gpu_download(Stream *stream, void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream->stream));
     gpu_synchronize(stream);
@@ -1312,6 +1333,7 @@ template <typename A> static constexpr Ops ops_of(const char *name) {
     ops.open = gpu_open, ops.close = cuda_stream_close, ops.synchronize = gpu_synchronize;
     ops.describe = gpu_describe, ops.memory = gpu_memory, ops.peak_flops = gpu_peak_flops<A>;
     ops.allocate = gpu_allocate, ops.release = gpu_release;
+    ops.host_allocate = gpu_host_allocate, ops.host_release = gpu_host_release;
     ops.upload = cuda_upload, ops.download = gpu_download, ops.zero = gpu_zero;
     ops.record_begin = gpu_record_begin, ops.record_end = gpu_record_end;
     ops.replay = gpu_replay, ops.release_recording = gpu_release_recording;

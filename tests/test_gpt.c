@@ -646,8 +646,7 @@ TEST(logits_and_cache) {
         Problem problem = problem_new((RefShape){2, 90, 96, 3, 257, 2, rotary, 0, 0});
         const size_t B = problem.shape.B, T = problem.shape.T, V = problem.shape.V, n = B * T * V;
         double *ref = reference64_numbers(n);
-        float *plain = reference32_numbers(n), *full = reference32_numbers(n),
-              *last = reference32_numbers(B * V);
+        float *plain = reference32_numbers(n), *full = reference32_numbers(n);
         int32_t *part = (int32_t *)reference_allocate(B * T, sizeof *part);
         reference64_gpt(&problem.shape, &problem.table, problem.parameters64, 0, problem.tokens, NULL, NULL,
                         ref, NULL);
@@ -674,7 +673,7 @@ TEST(logits_and_cache) {
                     for (size_t b = 0; b < B; b++)
                         memcpy(part + b * m, problem.tokens + b * T + done, m * sizeof *part);
                     CHECK(gpt_cache_length(gpt) == done);
-                    gpt_cache_extend(gpt, part, B, m, last);
+                    const float *last = gpt_cache_extend(gpt, part, B, m);
                     for (size_t b = 0; b < B; b++) {
                         const double off = largest_error(ref + (b * T + done + m - 1) * V, last + b * V, V);
                         CHECK_MSG(off <= bound,
@@ -686,13 +685,14 @@ TEST(logits_and_cache) {
             }
             gpt_free(gpt);
         }
-        free(ref), free(plain), free(full), free(last), free(part);
+        free(ref), free(plain), free(full), free(part);
         problem_free(&problem);
     }
 }
 
 /* ---- memory ---- */
 static size_t bytes_held, bytes_given_back;
+static size_t host_bytes_held, host_bytes_given_back; /* of these, those on the host */
 static struct {
     void *memory;
     size_t bytes;
@@ -717,11 +717,28 @@ static void counting_release(Stream *where, void *memory) {
     ops_cpu.release(where, memory);
 }
 
+static void *counting_host_allocate(Stream *where, size_t bytes, Error *err) {
+    host_bytes_held += bytes;
+    return counting_allocate(where, bytes, err);
+}
+static void counting_host_release(Stream *where, void *memory) {
+    const size_t before = bytes_given_back;
+    counting_release(where, memory);
+    host_bytes_given_back += bytes_given_back - before;
+}
+static void own_memory(Stream *where, size_t *free_bytes, size_t *total_bytes) {
+    (void)where;
+    *free_bytes = *total_bytes = SIZE_MAX;
+}
+
+/* A device with memory of its own must have room for all but what is on the host. */
 TEST(plan_is_what_is_allocated) {
     Ops counting = ops_cpu;
     counting.allocate = counting_allocate, counting.release = counting_release;
+    counting.host_allocate = counting_host_allocate, counting.host_release = counting_host_release;
     const RefShape shape = {3, 37, 96, 3, 257, 2, true, 0.1, 0};
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 8; variant++) {
+        counting.memory = variant & 4 ? own_memory : NULL;
         size_t backends = 0;
         for (const Attention *attention; (attention = next_backend(&backends, &shape, 3)) != NULL;) {
             GptSetup setup = setup_of(&shape, attention, 3, variant & 1, variant & 2 ? 2 : 0);
@@ -729,19 +746,25 @@ TEST(plan_is_what_is_allocated) {
             if (variant & 2) setup.config.position = POSITION_LEARNED;
             Error err = {""};
             MemoryPlan plan;
-            bytes_held = bytes_given_back = 0;
+            bytes_held = bytes_given_back = host_bytes_held = host_bytes_given_back = 0;
             CHECK_MSG(gpt_plan(&setup, &plan, &err), "%s", err.text);
             CHECK(bytes_held == 0);
-            size_t sum = 0;
-            for (size_t i = 0; i < plan.rows; i++) sum += plan.row[i].bytes;
+            size_t sum = 0, on_host = 0;
+            for (size_t i = 0; i < plan.rows; i++) {
+                sum += plan.row[i].bytes;
+                on_host += plan.row[i].on_host ? plan.row[i].bytes : 0;
+            }
             Gpt *gpt = gpt_new(&setup, &err);
             CHECK_MSG(gpt != NULL, "%s", err.text);
-            CHECK_MSG(plan.total == bytes_held && plan.total == sum && plan.total > 0,
+            CHECK_MSG(sum == bytes_held && plan.total == sum - on_host && plan.total > 0,
                       "%s: planned %zu bytes, rows %zu, allocated %zu", attention->name, plan.total, sum,
                       bytes_held);
+            CHECK(on_host == (variant & 4 ? host_bytes_held : 0));
+            CHECK((host_bytes_held > 0) == (setup.cache_B > 0));
             gpt_free(gpt);
-            CHECK_MSG(bytes_given_back == bytes_held, "%zu of %zu bytes given back", bytes_given_back,
-                      bytes_held);
+            CHECK_MSG(bytes_given_back == bytes_held && host_bytes_given_back == host_bytes_held,
+                      "%zu of %zu bytes given back, %zu of %zu on the host", bytes_given_back, bytes_held,
+                      host_bytes_given_back, host_bytes_held);
         }
     }
 }

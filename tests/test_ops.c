@@ -100,10 +100,12 @@ TEST(memory_and_state) {
     CHECK(strlen(text) > 0);
     enum { N = 1000003 };
     uint8_t *device = (uint8_t *)ops->allocate(stream, N, &err);
-    uint8_t *host = (uint8_t *)malloc(N), *back = (uint8_t *)malloc(N);
-    CHECK_MSG(device != NULL, "%s", err.text);
+    uint8_t *host = (uint8_t *)malloc(N), *back = (uint8_t *)ops->host_allocate(stream, N, &err);
+    CHECK_MSG(device != NULL && back != NULL, "%s", err.text);
     if (device && host && back) {
         size_t wrong = 0;
+        for (size_t i = 0; i < N; i++) wrong += back[i] != 0;
+        memset(back, 1, N);
         ops->download(stream, back, device, N);
         for (size_t i = 0; i < N; i++) wrong += back[i] != 0;
         for (size_t i = 0; i < N; i++) host[i] = (uint8_t)(i * 7 + 1);
@@ -114,8 +116,9 @@ TEST(memory_and_state) {
         CHECK_MSG(wrong == 0, "%zu bytes are not zero", wrong);
         CHECK(back[0] == host[0] && back[N - 1] == host[N - 1]);
         ops->release(stream, device);
+        ops->host_release(stream, back);
     }
-    free(host), free(back);
+    free(host);
 
     StepState seen = {.updates = 5, .loss_sum = 3, .grad_norm = 2, .skip = 1, .bad_tensor = 4};
     ops->upload(stream, state, &seen, sizeof seen);
