@@ -153,11 +153,11 @@ watched() {
     CRASH_FOLDER=$tmp/$name CRASH_TRACE=$tmp/$name.trace CRASH_AT=$at CRASH_HOW=$how LD_PRELOAD=$shim \
         ASAN_OPTIONS=verify_asan_link_order=0:${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 "$@"
 }
-# in_own_mounts FUNCTION: in a shell that may mount file systems of its own, with all functions and $program, $tmp,
-# $small of this one. Skips the test where that is not allowed.
+# in_own_mounts FUNCTION: in a shell that may mount file systems of its own, with all functions of this one and $program,
+# $tmp, $text, $small. Skips the test where that is not allowed.
 in_own_mounts() {
     unshare --user --map-root-user --mount mount -t tmpfs tmpfs "$tmp" 2> /dev/null ||
         { echo 'this user may not mount a file system of its own'; exit 77; }
-    program=$program tmp=$tmp small=${small-} unshare --user --map-root-user --mount \
+    program=$program tmp=$tmp text=${text-} small=${small-} unshare --user --map-root-user --mount \
         bash -e -c "$(declare -f); limit=(); $1"
 }

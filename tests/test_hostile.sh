@@ -17,7 +17,8 @@ done_with() { # ARGUMENT...
 }
 
 stories 20 > stories.txt
-small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -eval-every 0
+text="-data stories.txt -vocab 257 -threads 1"
+small="$text -device cpu -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -eval-every 0
     -eval-tokens 32 -samples 1 -sample-tokens 4"
 done_with $small -steps 2 -run reference || { cat err; exit 1; }
 "$program" -help | cut -c 1-24 | sed -n 's/^  -\([a-z][a-z0-9-]*\) *\([A-Z|a-z0-9,]*\).*/\1 \2/p' > flags
@@ -150,7 +151,7 @@ in_use() {
     process=$!
     until_step busy 3
     for mode in '-resume -run busy' "$small -steps 1 -run busy" "$small -steps 1 -run busy -force" \
-        "$small -tokenize -run busy" "$small -steps 1 -run busy/" "-resume -run ./busy"; do
+        "$text -tokenize -run busy" "$small -steps 1 -run busy/" "-resume -run ./busy"; do
         refused 1 'busy.*in use by another process, number [0-9]\|busy.* holds a run' $mode || status=1
     done
     cp busy/log.jsonl before
@@ -323,7 +324,7 @@ read_only_disk() {
     refused 1 'Read-only file system' $small -steps 1 -run disk/empty
     refused 1 'Read-only file system' $small -steps 1 -run disk/run -force
     refused 1 'Read-only file system' -resume -run disk/run -steps 3
-    refused 1 'Read-only file system' $small -tokenize -run disk/new
+    refused 1 'Read-only file system' $text -tokenize -run disk/new
     refused 1 'Read-only file system' $small -compare naive,flash -steps 1 -run disk/new
     ends_with 1 in_folder disk "$program" ${small/stories.txt/..\/stories.txt} -steps 1
     holds err 'runs: Read-only file system'
@@ -337,7 +338,7 @@ full_disk() {
     mount -t tmpfs -o size=1m tmpfs disk
     dd if=/dev/zero of=disk/filler bs=4096 2> dd.output || true
     refused 1 'No space left on device' $small -steps 1 -run disk/new
-    refused 1 'No space left on device' $small -tokenize -run disk/new
+    refused 1 'No space left on device' $text -tokenize -run disk/new
     answered 1 $small -compare naive,flash -steps 1 -run disk/new
     grep -q 'No space left on device' err
     [[ $(ls disk) == filler ]] # what was begun is gone

@@ -280,6 +280,9 @@ wrong_usage() {
     refused 2 'text to evaluate on by -heldout' -evaluate -data stories.txt
     refused 2 'is for training, and -generate does not train' -generate -lr 3
     refused 2 'is for training, and -evaluate does not train' -evaluate -steps 10
+    refused 2 '-layers is for training, and -tokenize does not train' -tokenize -data stories.txt -layers 6 -run never
+    refused 2 '-lr is for training, and -tokenize does not train' -tokenize -data stories.txt -lr 1 -run never
+    [ ! -e never ]
     refused 2 'give one of them' -generate -evaluate
     refused 2 'give one of them' -steps 5 -minutes 1
     # Without a GPU (or a build without the CUDA part), an answer in one line.

@@ -155,12 +155,13 @@ refusals() {
 # Two hosts whose folders are not the same: the tokens of each, or none.
 other_data() {
     [[ $open_mpi == yes ]] || { echo 'needs -wdir'; exit 77; }
-    local text="-data t/train-*.bin -heldout t/heldout-*.bin -steps 2" status=0
+    local text="-data t/train-*.bin -heldout t/heldout-*.bin -steps 2" make="-stories 60 -vocab 300 -threads 1 -tokenize"
+    local status=0
     mkdir -p a b c
-    "$program" $small -tokenize -run made > out 2>&1
+    "$program" $make -seed 3 -run made > out 2>&1
     cp -r made/tokens a/t
     cp -r made/tokens b/t
-    "$program" $small -tokenizer made -seed 4 -tokenize -run other > out 2>&1
+    "$program" $make -seed 4 -tokenizer made -run other > out 2>&1
     cp other/tokens/train-00000.bin b/t/
     set -f
     timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$PWD/a" "$program" $small $text -run "$PWD/r" : \
