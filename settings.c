@@ -252,6 +252,11 @@ bool settle_settings(App *app) {
     if (strcmp(o->device, "cuda") == 0)
         return USAGE(app, "-device cuda: this build has no CUDA part; use -device cpu");
 #endif
+    /* Its settings would be cut down to those of the tokens; and missing tokens are made anyway when it goes on. */
+    if (o->tokenize && json_object_get(app->settings, "layers"))
+        return USAGE(app,
+                     "-tokenize makes tokens for a run to begin with, and %s has begun; leave -tokenize out",
+                     o->run);
     if (!o->evaluate && o->micro > o->batch)
         return USAGE(app, "-micro %" PRId64 " is more than -batch %" PRId64 "; lower it", o->micro, o->batch);
     if (names_shards(o->data) && !names_shards(o->heldout))

@@ -175,6 +175,9 @@ other_ways_to_the_same_model() {
     [ ! -e tokenized/checkpoints ]
     "$program" $train -run tokenized -resume >/dev/null
     cmp "$(model_of run 6)" "$(model_of tokenized 6)"
+    cp tokenized/run.json before.json
+    refused 2 'tokenized has begun; leave -tokenize out' -tokenize -resume -run tokenized
+    cmp tokenized/run.json before.json
     # Other kernels and micro-batches: the same but for rounding.
     "$program" $train -attention naive -micro 3 -run naive >out
     grep -q 'naive' out
