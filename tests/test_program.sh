@@ -336,6 +336,29 @@ failed_starts() {
     "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
+heldout_is_not_trained_on() {
+    ln -sf stories.txt symlink.txt
+    ln -f stories.txt hardlink.txt
+    mkdir -p folder other-folder
+    cp stories.txt folder/one.txt
+    cp stories.txt folder/two.txt
+    ln -f folder/two.txt other-folder/zwei.txt
+    local both='both hold the file .*; name other text'
+    for heldout in stories.txt ./stories.txt symlink.txt hardlink.txt; do
+        refused 2 "$both" -data stories.txt -heldout $heldout $small -steps 1 -run never
+    done
+    for heldout in folder folder/two.txt other-folder; do
+        refused 2 "$both" -data folder -heldout $heldout $small -steps 1 -run never
+    done
+    refused 2 "$both" -data folder/one.txt -heldout folder -vocab 300 -tokenize -run never
+    refused 2 "$both" -data folder -heldout folder -compare naive,flash $small -steps 1 -run never
+    refused 2 'both hold the file run/tokens/heldout-.*; name other shards' -data 'run/tokens/*.bin' \
+        -heldout 'run/tokens/heldout-*.bin' $small -steps 1 -run never
+    [ ! -e never ]
+    "$program" -data folder/one.txt -heldout folder/two.txt $small -steps 1 -run apart >out # as good as another text
+    "$program" -evaluate -load apart -heldout folder/one.txt >out 2>err
+}
+
 too_large_is_an_answer() {
     refused 1 'lower -micro' -batch 100000 -micro 100000 -ctx 1024 -channels 1024 -steps 1 -run never
     refused 2 '' -layers 1000000 -run never
@@ -395,7 +418,7 @@ not_finite_ends_a_run() {
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage \
-    failed_starts too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    failed_starts heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
     run_test $test
 done
 finish
