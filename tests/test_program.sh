@@ -308,6 +308,27 @@ wrong_usage() {
     TRAIN_GPT_SIMD=mmx "$program" -version 2>&1 | grep -q 'TRAIN_GPT_SIMD=mmx'
 }
 
+# Each processor takes four threads, no more. What a run has from a larger machine is no mistake.
+too_many_threads() {
+    processors=$(getconf _NPROCESSORS_ONLN)
+    [ "$processors" -lt 1000 ] || { echo "$processors processors: -threads has no value that is too large"; exit 77; }
+    refused 2 "-threads $((4 * processors + 1)) is more .*; use $((4 * processors)) or fewer" \
+        $train -threads $((4 * processors + 1)) -run never
+    refused 2 '-threads 4096 is more' -generate -load run -threads 4096
+    "$program" -dry-run $train -threads $((4 * processors)) >out
+    # What the environment says wrongly is not taken; of what is no number the OpenMP library has words of its own.
+    for threads in 4000 0 rubbish; do
+        OMP_NUM_THREADS=$threads "$program" -print-config >out 2>err
+        holds out '"threads": [1-9]'
+        lacks out '"threads": 4000'
+        [ $threads != 4000 ] || holds err 'note: OMP_NUM_THREADS is 4000, more than 4 for each processor'
+    done
+    cp -r run of-a-large-machine
+    sed -i 's/"threads": 1,/"threads": 4000,/' of-a-large-machine/run.json
+    "$program" -resume -run of-a-large-machine -steps 7 >out
+    lacks of-a-large-machine/run.json '"threads": 4000'
+}
+
 # A start that fails leaves nothing that the corrected one trips over, and takes nothing that was there before.
 failed_starts() {
     fails() { # WORDS ARGUMENT...
@@ -417,7 +438,7 @@ not_finite_ends_a_run() {
 
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
-    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage \
+    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
     failed_starts heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
     run_test $test
 done
