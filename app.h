@@ -53,6 +53,9 @@ typedef struct Pace {
     uint64_t last_kept;       /* and after which step */
 } Pace;
 
+/* What may fail again and again while the training goes on. */
+typedef enum Trouble { SAVING, SYNCING_LOG, REMOVING_OLD, REPORTING, TROUBLES } Trouble;
+
 typedef struct App {
     int argc; /* the command line */
     char **argv;
@@ -99,8 +102,9 @@ typedef struct App {
     Pace pace;
     int32_t *inputs, *targets; /* (B, T) of a micro-batch */
     uint64_t saved_step;
-    bool saved;    /* saved_step is the newest checkpoint's */
-    char *scratch; /* a temporary folder, removed at the end */
+    bool saved;              /* saved_step is the newest checkpoint's */
+    Error trouble[TROUBLES]; /* what was told last of each; empty where it works */
+    char *scratch;           /* a temporary folder, removed at the end */
 } App;
 
 /* Wrong usage: exit code 2. */

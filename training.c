@@ -206,8 +206,25 @@ static void log_end(App *app, const char *reason) {
                            run_number(1e3 * pace->attention.backward / steps)));
 }
 
+static bool same_but_for_digits(const char *a, const char *b) {
+    for (;; a++, b++) {
+        a += strspn(a, "0123456789"), b += strspn(b, "0123456789");
+        if (*a != *b || !*a) return *a == *b;
+    }
+}
+
+/* Tells of a failure when it begins and when it becomes another one: a full disk is one, however often something is
+ * written and whatever is free. text NULL: it works. */
+static void tell_trouble(App *app, Trouble kind, const char *text, const char *more) {
+    char *told = app->trouble[kind].text;
+    if (text && !same_but_for_digits(told, text)) note(app, "%s%s", text, more);
+    snprintf(told, sizeof app->trouble[kind].text, "%s", text ? text : "");
+}
+
 static void write_report(App *app) {
-    if (leads(app) && !report_write(run_path(app->run), &app->err)) note(app, "%s", app->err.text);
+    if (!leads(app)) return;
+    const bool done = report_write(run_path(app->run), &app->err);
+    tell_trouble(app, REPORTING, done ? NULL : app->err.text, "");
 }
 
 /* ---- training: the schedule ---- */
@@ -570,14 +587,19 @@ static bool save(App *app) {
     const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
                                     {"tokenizer.json", app->tokenizer_json.data, app->tokenizer_json.size}};
     char *checkpoints = run_file(app->run, "checkpoints");
-    if (!run_log_sync(app->run, &app->err)) note(app, "%s", app->err.text);
+    const bool synced = run_log_sync(app->run, &app->err);
+    tell_trouble(app, SYNCING_LOG, synced ? NULL : app->err.text, "");
     const bool done = folder_make(checkpoints, &app->err) &&
                       checkpoint_save(checkpoints, app->gpt, &state, files, 2, &app->err);
     if (done) {
         app->state = state;
         app->saved = true, app->saved_step = state.step;
+        if (app->trouble[SAVING].text[0])
+            note(app, "step %" PRIu64 " is saved: checkpoints can be written again", state.step);
+        tell_trouble(app, SAVING, NULL, "");
         Error err;
-        if (!checkpoint_prune(checkpoints, (size_t)o->keep, state.best_step, &err)) note(app, "%s", err.text);
+        const bool pruned = checkpoint_prune(checkpoints, (size_t)o->keep, state.best_step, &err);
+        tell_trouble(app, REMOVING_OLD, pruned ? NULL : err.text, "");
     }
     free(checkpoints);
     return done;
@@ -610,7 +632,7 @@ static bool watch(App *app) {
     const bool due = is_due(app, o->checkpoint_every) || best;
     /* The last save is the end's, which fails if it does. */
     if (!last && (resumed || (due && state->bad_steps == 0)) && !save(app))
-        note(app, "%s; the training goes on", app->err.text);
+        tell_trouble(app, SAVING, app->err.text, "; the training goes on");
     return true;
 }
 

@@ -109,13 +109,16 @@ holds() { grep -q -e "$2" "$1" || say_and_fail "no '$2' in: $(cat "$1")"; }
 lacks() { if grep -e "$2" "$1"; then return 1; fi; }
 differs() { if cmp -s "$1" "$2"; then say_and_fail "$1 and $2 are the same"; fi; }
 
-# until_step RUN N: waits for the log to have that step, half a minute at most; what follows sees whether it has.
-until_step() {
+# until_holds FILE PATTERN: waits for a line that has it, half a minute at most.
+until_holds() {
     for _ in $(seq 600); do
-        grep -q -s "\"step\":$2," "$1/log.jsonl" && break
+        grep -q -s -e "$2" "$1" && return
         sleep 0.05
     done
+    say_and_fail "$1 never had '$2'"
 }
+# until_step RUN N: waits for the log to have that step; where it never has, what follows sees that.
+until_step() { until_holds "$1/log.jsonl" "\"step\":$2," || true; }
 # stops SIGNAL PROCESS CODE: a process of this shell, its stderr in `err`, ends with that code after the signal.
 stops() {
     local status=0
