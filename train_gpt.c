@@ -185,9 +185,6 @@ int main(int argc, char **argv) {
     bool done = options_parse(&app.options, argc, argv, &app.err), training = false;
     if (!done) app.code = EXIT_USAGE;
     done = done && check_modes(&app);
-    if (done && simd_note())
-        note(&app, "TRAIN_GPT_SIMD=%s: %s; using %s", getenv("TRAIN_GPT_SIMD"), simd_note(),
-             simd_name(simd_level()));
     /* Who encodes or decodes has nothing to save: a signal ends that at once, as it does other filters. */
     if (!o->encode && !o->decode) start_signals();
     else signal(SIGPIPE, SIG_IGN);
@@ -197,6 +194,9 @@ int main(int argc, char **argv) {
         done = false;
     }
     done = all_ranks(&app, done) && check_ranks(&app);
+    if (done && simd_note())
+        note(&app, "TRAIN_GPT_SIMD=%s: %s; using %s", getenv("TRAIN_GPT_SIMD"), simd_note(),
+             simd_name(simd_level()));
     FILE *nowhere = leads(&app) ? NULL : fopen("/dev/null", "w");
     if (nowhere) app.report = nowhere;
     if (!done || (!leads(&app) && (o->help || o->version || o->print_config))) {

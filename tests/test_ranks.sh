@@ -144,8 +144,9 @@ refusals() {
     all_refuse 2 'rank 1 on .*layers is 3 here and 2 on rank 0' 1 $small -run no : -n 1 "$program" $small -layers 3 -run no
     all_refuse 1 'nowhere.txt' 2 $small -data nowhere.txt -run no
     [[ ! -e no ]] || say_and_fail 'a refused run left a folder'
-    ranks 2 -version
+    TRAIN_GPT_SIMD=mmx ranks 2 -version
     [[ $(wc -l < out) == 1 ]]
+    [[ $(grep -c 'note: TRAIN_GPT_SIMD=mmx' err) == 1 ]] # rank 0 says it for all
     # A launcher that this MPI knows nothing of.
     if OMPI_COMM_WORLD_SIZE='' SLURM_STEP_NUM_TASKS=3 "$program" $small -run no > out 2> err; then
         say_and_fail 'three tasks that do not know each other were taken for one'
