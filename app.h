@@ -47,7 +47,7 @@ typedef struct Pace {
     double seconds;           /* of the steps after the first */
     AttentionTimes attention; /* of them in attention, while that is timed ... */
     uint64_t attention_steps; /* ... which so many were */
-    double timed;             /* of the steps after untimed_steps */
+    double timed;             /* of the steps after untimed_steps, with what is written of each */
     double eval_seconds;      /* of the newest evaluation */
     double last_line;         /* when a step's line was last kept */
     uint64_t last_kept;       /* and after which step */

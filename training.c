@@ -492,13 +492,14 @@ static bool take_step(App *app) {
         attention_stop_timing();
         gpt_record(app->gpt, true);
     }
-    if (app->pace.steps > untimed_steps(app)) app->pace.timed += seconds;
     log_row(app, json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
                            (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
                            "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds,
                            "tokens_per_s", (double)(batch * T) / seconds, "mfu",
                            run_number(mfu(app, seconds)), "tokens", (json_int_t)app->state.tokens));
     print_step(app, &step, loss, seconds);
+    /* Its row and its line are part of what a step takes. */
+    if (app->pace.steps > untimed_steps(app)) app->pace.timed += seconds_now() - begun;
     return check_finite(app, &step);
 }
 
