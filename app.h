@@ -47,11 +47,14 @@ typedef struct Pace {
     double seconds;           /* of the steps after the first */
     AttentionTimes attention; /* of them in attention, while that is timed ... */
     uint64_t attention_steps; /* ... which so many were */
-    double timed;             /* of the steps after untimed_steps */
+    double timed;             /* of the steps after untimed_steps, with what is written of each */
     double eval_seconds;      /* of the newest evaluation */
     double last_line;         /* when a step's line was last kept */
     uint64_t last_kept;       /* and after which step */
 } Pace;
+
+/* What may fail again and again while the training goes on. */
+typedef enum Trouble { SAVING, SYNCING_LOG, REMOVING_OLD, REPORTING, TROUBLES } Trouble;
 
 typedef struct App {
     int argc; /* the command line */
@@ -99,8 +102,9 @@ typedef struct App {
     Pace pace;
     int32_t *inputs, *targets; /* (B, T) of a micro-batch */
     uint64_t saved_step;
-    bool saved;    /* saved_step is the newest checkpoint's */
-    char *scratch; /* a temporary folder, removed at the end */
+    bool saved;              /* saved_step is the newest checkpoint's */
+    Error trouble[TROUBLES]; /* what was told last of each; empty where it works */
+    char *scratch;           /* a temporary folder, removed at the end */
 } App;
 
 /* Wrong usage: exit code 2. */

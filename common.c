@@ -207,6 +207,36 @@ bool file_exists(const char *path) {
     return stat(path, &status) == 0 && !S_ISDIR(status.st_mode);
 }
 
+/* What a file is, whatever its path; of one that is not there {0, 0}, which is no file. */
+typedef struct FileId {
+    uint64_t device, inode;
+} FileId;
+
+static FileId file_id(const char *path) {
+    struct stat status;
+    if (stat(path, &status) != 0) return (FileId){0, 0};
+    return (FileId){(uint64_t)status.st_dev, (uint64_t)status.st_ino};
+}
+
+static int compare_file_ids(const void *a, const void *b) {
+    const FileId *x = a, *y = b;
+    return x->device != y->device ? (x->device > y->device) - (x->device < y->device)
+                                  : (x->inode > y->inode) - (x->inode < y->inode);
+}
+
+const char *files_shared(char *const *a, size_t a_count, char *const *b, size_t b_count) {
+    FileId *ids = xcalloc(b_count, sizeof *ids);
+    for (size_t i = 0; i < b_count; i++) ids[i] = file_id(b[i]);
+    qsort(ids, b_count, sizeof *ids, compare_file_ids);
+    const char *shared = NULL;
+    for (size_t i = 0; i < a_count && !shared; i++) {
+        const FileId id = file_id(a[i]);
+        if (id.inode != 0 && bsearch(&id, ids, b_count, sizeof id, compare_file_ids)) shared = a[i];
+    }
+    free(ids);
+    return shared;
+}
+
 bool folder_exists(const char *path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
@@ -682,8 +712,8 @@ bool folder_check_manifest(const char *path, Error *err) {
             done = whole && check_entries(path, text, end, err);
         }
         if (!whole)
-            done = error_set(err, "%s is cut or damaged: it does not end in \"end\" and the CRC-32 of its lines",
-                             name);
+            done = error_set(
+                err, "%s is cut or damaged: it does not end in \"end\" and the CRC-32 of its lines", name);
     }
     buffer_free(&manifest);
     free(name);

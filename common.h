@@ -77,6 +77,8 @@ bool folder_make(const char *path, Error *err);   /* with its parents; there alr
 bool folder_remove(const char *path, Error *err); /* with all in it; not there is fine */
 /* The names in a folder, sorted by bytes, without . and ..; free each and the array. */
 bool folder_names(const char *path, char ***names, size_t *count, Error *err);
+/* The first of the files `a` that is one of `b` too, whatever their paths; NULL: none. */
+const char *files_shared(char *const *a, size_t a_count, char *const *b, size_t b_count);
 bool disk_free_bytes(const char *path, uint64_t *bytes, Error *err);
 bool path_fsync(const char *path, Error *err); /* a file or a folder */
 

@@ -146,7 +146,7 @@ static const Option table[] = {
     CHOICE("precision", precision, MACHINE, FREE, "auto", "auto|bf16|fp32",
            "of activations; on a GPU bf16, on a CPU fp32"),
     INT_AUTO("threads", threads, MACHINE, FREE, 1, 4096, "OMP_NUM_THREADS, else the CPUs it may use",
-             "CPU threads"),
+             "CPU threads, at most four for each processor"),
     REAL("timeout", timeout, MACHINE, CALL, 120, 1, 1e6,
          "with several ranks: seconds of a step in which one may be silent (five times as many outside of "
          "steps) "

@@ -14,7 +14,8 @@
 
 enum {
     SAMPLES = 4,
-    CHECKPOINTS = 10 /* of a run, where not said how often */
+    CHECKPOINTS = 10,       /* of a run, where not said how often */
+    THREADS_A_PROCESSOR = 4 /* at most: a few may cost little, thousands take seconds to start */
 };
 
 static const double DEFAULT_MINUTES = 2.5;
@@ -223,12 +224,22 @@ static bool settle_length(App *app) {
     return true;
 }
 
+/* More than these are a mistake. Of all processors, whether or not this process may run on them: it may have been
+ * bound to one of them by a launcher. */
+static int64_t most_threads(void) {
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    return THREADS_A_PROCESSOR * (int64_t)(processors > 0 ? processors : 1);
+}
+
 /* What OpenMP would take: OMP_NUM_THREADS, else the CPUs that this process may run on, divided by the ranks that
  * may run on the same ones. */
-static int64_t default_threads(const App *app) {
+static int64_t default_threads(App *app) {
     const char *asked = getenv("OMP_NUM_THREADS");
     const long number = asked ? strtol(asked, NULL, 10) : 0;
-    if (number > 0 && number <= 4096) return number;
+    if (number > 0 && number <= most_threads()) return number;
+    if (number > 0)
+        note(app, "OMP_NUM_THREADS is %ld, more than %d for each processor here; it is not taken", number,
+             THREADS_A_PROCESSOR);
 #if defined(__linux__)
     cpu_set_t cpus;
     long online = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0;
@@ -243,8 +254,13 @@ static int64_t default_threads(const App *app) {
 bool settle_settings(App *app) {
     Options *o = &app->options;
     if (!settle_length(app)) return false;
-    /* A run that goes on with several ranks may have been started with another number of them. */
-    if (is_auto(o->threads) || (app->ranks.count > 1 && !options_given("threads")))
+    const bool given = options_given("threads"), too_many = o->threads > most_threads();
+    if (given && too_many)
+        return USAGE(app,
+                     "-threads %" PRId64 " is more than %d for each processor here; use %" PRId64 " or fewer",
+                     o->threads, THREADS_A_PROCESSOR, most_threads());
+    /* A run that goes on may have been started with another number of ranks, or on a larger machine. */
+    if (is_auto(o->threads) || (!given && (app->ranks.count > 1 || too_many)))
         o->threads = default_threads(app);
     if (strcmp(o->device, "cpu") == 0 && strcmp(o->precision, "bf16") == 0)
         return USAGE(app, "-precision bf16 is for a GPU; leave it out, or use -device cuda");
@@ -252,6 +268,11 @@ bool settle_settings(App *app) {
     if (strcmp(o->device, "cuda") == 0)
         return USAGE(app, "-device cuda: this build has no CUDA part; use -device cpu");
 #endif
+    /* Its settings would be cut down to those of the tokens; and missing tokens are made anyway when it goes on. */
+    if (o->tokenize && json_object_get(app->settings, "layers"))
+        return USAGE(app,
+                     "-tokenize makes tokens for a run to begin with, and %s has begun; leave -tokenize out",
+                     o->run);
     if (!o->evaluate && o->micro > o->batch)
         return USAGE(app, "-micro %" PRId64 " is more than -batch %" PRId64 "; lower it", o->micro, o->batch);
     if (names_shards(o->data) && !names_shards(o->heldout))

@@ -357,6 +357,29 @@ static bool open_shards(App *app, const char *train, const char *heldout) {
            check_identity(app, "heldout_identity", app->heldout, "held-out");
 }
 
+/* A file that is trained on is no held-out text; shared: what is on both sides, NULL: nothing. */
+static bool refuse_shared(App *app, const char *shared) {
+    return !shared ||
+           USAGE(app,
+                 "-data and -heldout both hold the file %s, so that the held-out loss would be that "
+                 "of text trained on; name other %s",
+                 shared,
+                 names_shards(app->options.data)
+                     ? "shards"
+                     : "text, or leave -heldout out: then every 20th story is held out");
+}
+
+/* Of text; what cannot be read, reading it all will say. */
+static bool check_apart(App *app) {
+    const Options *o = &app->options;
+    if (!o->data || !o->heldout || names_shards(o->data)) return true;
+    Stories *train = stories_open(o->data, 0, NULL), *heldout = stories_open(o->heldout, 0, NULL);
+    const bool apart = !train || !heldout || refuse_shared(app, stories_shared_file(train, heldout));
+    stories_close(heldout);
+    stories_close(train);
+    return apart;
+}
+
 /* The tokenizer where it is known before the text is read: the run's own, -tokenizer, that of -load, or with
  * shards the merges.txt beside them. */
 static bool find_tokenizer(App *app) {
@@ -612,14 +635,16 @@ bool find_inputs(App *app) {
     /* A run that goes on has its tokens already, and can be moved away from the text. */
     const bool found = app->settings ||
                        (check_path(app, "data", o->data) && check_path(app, "heldout", o->heldout) &&
-                        check_path(app, "tokenizer", o->tokenizer));
+                        check_path(app, "tokenizer", o->tokenizer) && check_apart(app));
     if (!found || (!app->stream && !open_devices(app)) || !find_tokenizer(app)) return false;
     if (o->load && !app->resume_from) {
         app->model = find_model(app, o->load);
         if (!app->model || !take_model(app)) return false;
     }
     if (!settle_rates(app)) return false;
-    return !names_shards(o->data) || open_shards(app, o->data, o->heldout);
+    return !names_shards(o->data) ||
+           (open_shards(app, o->data, o->heldout) &&
+            (app->settings || refuse_shared(app, shards_shared_file(app->train, app->heldout))));
 }
 
 /* Windows to train on, the plan, and memory that the process needs besides. Once more after a first plan: the text

@@ -24,6 +24,14 @@
 
 /* ---- what was asked for ---- */
 
+/* Whether none of these flags (a NULL ends them) was given, which are of no use to a mode. */
+static bool check_unused(App *app, const char *mode, const char *const *flags) {
+    for (; *flags; flags++)
+        if (options_given(*flags))
+            return USAGE(app, "-%s is for training, and %s does not train; leave it out", *flags, mode);
+    return true;
+}
+
 static bool check_modes(App *app) {
     const Options *o = &app->options;
     const int modes = o->generate + o->evaluate + (o->compare != NULL) + o->tokenize + o->encode + o->decode;
@@ -41,15 +49,19 @@ static bool check_modes(App *app) {
     if (o->evaluate && options_given("data"))
         return USAGE(app, "-evaluate takes the text to evaluate on by -heldout, not by -data");
     static const char *const of_training[] = {
-        "data",         "vocab", "stories", "dropout",    "steps",
-        "minutes",      "lr",    "min-lr",  "warmup",     "weight-decay",
-        "beta1",        "beta2", "clip",    "eval-every", "checkpoint-every",
-        "sample-every", "keep",  "resume",  "force"};
-    for (size_t i = 0; i < sizeof of_training / sizeof of_training[0]; i++)
-        if ((o->evaluate || o->generate) && options_given(of_training[i]))
-            return USAGE(app, "-%s is for training, and %s does not train; leave it out", of_training[i],
-                         o->evaluate ? "-evaluate" : "-generate");
-    return true;
+        "dropout",      "steps", "minutes", "lr",   "min-lr",     "warmup",
+        "weight-decay", "beta1", "beta2",   "clip", "eval-every", "checkpoint-every",
+        "sample-every", "keep",  NULL};
+    static const char *const of_start[] = {"data", "vocab", "stories", "resume", "force", NULL};
+    static const char *const of_model[] = {
+        "layers",        "heads",       "channels", "ctx",         "position", "attention",
+        "deterministic", "batch",       "micro",    "eval-tokens", "samples",  "prompt",
+        "sample-tokens", "temperature", "top-k",    "top-p",       NULL};
+    if (o->tokenize)
+        return check_unused(app, "-tokenize", of_training) && check_unused(app, "-tokenize", of_model);
+    const char *mode = o->evaluate ? "-evaluate" : "-generate";
+    return !(o->evaluate || o->generate) ||
+           (check_unused(app, mode, of_training) && check_unused(app, mode, of_start));
 }
 
 /* Only training is for several ranks. */
@@ -173,9 +185,6 @@ int main(int argc, char **argv) {
     bool done = options_parse(&app.options, argc, argv, &app.err), training = false;
     if (!done) app.code = EXIT_USAGE;
     done = done && check_modes(&app);
-    if (done && simd_note())
-        note(&app, "TRAIN_GPT_SIMD=%s: %s; using %s", getenv("TRAIN_GPT_SIMD"), simd_note(),
-             simd_name(simd_level()));
     /* Who encodes or decodes has nothing to save: a signal ends that at once, as it does other filters. */
     if (!o->encode && !o->decode) start_signals();
     else signal(SIGPIPE, SIG_IGN);
@@ -185,6 +194,9 @@ int main(int argc, char **argv) {
         done = false;
     }
     done = all_ranks(&app, done) && check_ranks(&app);
+    if (done && simd_note())
+        note(&app, "TRAIN_GPT_SIMD=%s: %s; using %s", getenv("TRAIN_GPT_SIMD"), simd_note(),
+             simd_name(simd_level()));
     FILE *nowhere = leads(&app) ? NULL : fopen("/dev/null", "w");
     if (nowhere) app.report = nowhere;
     if (!done || (!leads(&app) && (o->help || o->version || o->print_config))) {

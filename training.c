@@ -206,8 +206,25 @@ static void log_end(App *app, const char *reason) {
                            run_number(1e3 * pace->attention.backward / steps)));
 }
 
+static bool same_but_for_digits(const char *a, const char *b) {
+    for (;; a++, b++) {
+        a += strspn(a, "0123456789"), b += strspn(b, "0123456789");
+        if (*a != *b || !*a) return *a == *b;
+    }
+}
+
+/* Tells of a failure when it begins and when it becomes another one: a full disk is one, however often something is
+ * written and whatever is free. text NULL: it works. */
+static void tell_trouble(App *app, Trouble kind, const char *text, const char *more) {
+    char *told = app->trouble[kind].text;
+    if (text && !same_but_for_digits(told, text)) note(app, "%s%s", text, more);
+    snprintf(told, sizeof app->trouble[kind].text, "%s", text ? text : "");
+}
+
 static void write_report(App *app) {
-    if (leads(app) && !report_write(run_path(app->run), &app->err)) note(app, "%s", app->err.text);
+    if (!leads(app)) return;
+    const bool done = report_write(run_path(app->run), &app->err);
+    tell_trouble(app, REPORTING, done ? NULL : app->err.text, "");
 }
 
 /* ---- training: the schedule ---- */
@@ -475,13 +492,14 @@ static bool take_step(App *app) {
         attention_stop_timing();
         gpt_record(app->gpt, true);
     }
-    if (app->pace.steps > untimed_steps(app)) app->pace.timed += seconds;
     log_row(app, json_pack("{s:s, s:I, s:o, s:f, s:o, s:f, s:f, s:o, s:I}", "type", "step", "step",
                            (json_int_t)app->state.step, "loss", run_number(loss), "lr", (double)step.lr,
                            "grad_norm", run_number((double)step.grad_norm), "ms", 1e3 * seconds,
                            "tokens_per_s", (double)(batch * T) / seconds, "mfu",
                            run_number(mfu(app, seconds)), "tokens", (json_int_t)app->state.tokens));
     print_step(app, &step, loss, seconds);
+    /* Its row and its line are part of what a step takes. */
+    if (app->pace.steps > untimed_steps(app)) app->pace.timed += seconds_now() - begun;
     return check_finite(app, &step);
 }
 
@@ -570,14 +588,19 @@ static bool save(App *app) {
     const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
                                     {"tokenizer.json", app->tokenizer_json.data, app->tokenizer_json.size}};
     char *checkpoints = run_file(app->run, "checkpoints");
-    if (!run_log_sync(app->run, &app->err)) note(app, "%s", app->err.text);
+    const bool synced = run_log_sync(app->run, &app->err);
+    tell_trouble(app, SYNCING_LOG, synced ? NULL : app->err.text, "");
     const bool done = folder_make(checkpoints, &app->err) &&
                       checkpoint_save(checkpoints, app->gpt, &state, files, 2, &app->err);
     if (done) {
         app->state = state;
         app->saved = true, app->saved_step = state.step;
+        if (app->trouble[SAVING].text[0])
+            note(app, "step %" PRIu64 " is saved: checkpoints can be written again", state.step);
+        tell_trouble(app, SAVING, NULL, "");
         Error err;
-        if (!checkpoint_prune(checkpoints, (size_t)o->keep, state.best_step, &err)) note(app, "%s", err.text);
+        const bool pruned = checkpoint_prune(checkpoints, (size_t)o->keep, state.best_step, &err);
+        tell_trouble(app, REMOVING_OLD, pruned ? NULL : err.text, "");
     }
     free(checkpoints);
     return done;
@@ -610,7 +633,7 @@ static bool watch(App *app) {
     const bool due = is_due(app, o->checkpoint_every) || best;
     /* The last save is the end's, which fails if it does. */
     if (!last && (resumed || (due && state->bad_steps == 0)) && !save(app))
-        note(app, "%s; the training goes on", app->err.text);
+        tell_trouble(app, SAVING, app->err.text, "; the training goes on");
     return true;
 }
 

@@ -549,6 +549,21 @@ void shards_close(Shards *s) {
     free(s);
 }
 
+/* The paths of all files, which stay the shards'; the array is to be freed. */
+static char **list_paths(const Shards *s) {
+    char **paths = (char **)xcalloc(s->count, sizeof *paths);
+    for (size_t i = 0; i < s->count; i++) paths[i] = s->list[i].path;
+    return paths;
+}
+
+const char *shards_shared_file(const Shards *a, const Shards *b) {
+    char **of_a = list_paths(a), **of_b = list_paths(b);
+    const char *shared = files_shared(of_a, a->count, of_b, b->count);
+    free(of_b);
+    free(of_a);
+    return shared;
+}
+
 uint64_t shards_tokens(const Shards *s) {
     return s->tokens;
 }

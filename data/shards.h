@@ -50,6 +50,8 @@ typedef struct Shards Shards;
  * them are opened only while they are read. */
 Shards *shards_open(const char *pattern, const Bpe *bpe, Error *err);
 void shards_close(Shards *shards);
+/* A file that is among both, whatever the paths, as the first one names it; NULL: none. */
+const char *shards_shared_file(const Shards *a, const Shards *b);
 uint64_t shards_tokens(const Shards *shards);
 uint32_t shards_vocab(const Shards *shards);
 bool shards_fingerprint(const Shards *shards, BpeFingerprint *fingerprint); /* false for llm.c's */

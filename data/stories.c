@@ -145,6 +145,10 @@ void stories_close(Stories *s) {
     free(s);
 }
 
+const char *stories_shared_file(const Stories *a, const Stories *b) {
+    return files_shared(a->paths, a->path_count, b->paths, b->path_count);
+}
+
 uint64_t stories_bytes_read(const Stories *s) {
     return s->bytes_read;
 }

@@ -36,6 +36,8 @@ Stories *stories_open_builtin(uint64_t seed, bool heldout, uint64_t first, uint6
 void stories_close(Stories *stories);
 /* 1: a piece; 0: the end; -1: an error (damage in a .gz is reported with the byte offset). */
 int stories_next(Stories *stories, StoryPiece *piece, Error *err);
+/* A file that both sources read, whatever the paths, as the first one names it; NULL: none. */
+const char *stories_shared_file(const Stories *a, const Stories *b);
 /* Sum of what grammar_story returned for the built-in stories given so far; 0 for any other source. */
 double stories_log_probability(const Stories *stories);
 /* For progress: bytes of the files (or of built-in stories) so far, and in all (0: unknown). */

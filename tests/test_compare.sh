@@ -1,34 +1,11 @@
 #!/usr/bin/env bash
 # test_compare.sh - -compare: the same training with two attention backends, side by side. Takes the program's
 # path; prints what failed, and at last "compare: N passed, N failed, N skipped". The runs are tiny.
+# shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_compare.sh PROGRAM}")
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-unset OMP_NUM_THREADS
-passed=0 failed=0 skipped=0
-
-run_test() {
-    (set -e; "$1") >"$tmp/output" 2>&1
-    case $? in
-    0) passed=$((passed + 1)) ;;
-    77) skipped=$((skipped + 1)); echo "  skipped $1: $(tail -n 1 "$tmp/output")" ;;
-    *) failed=$((failed + 1)); echo "  FAILED $1"; tail -n 12 "$tmp/output" | sed 's/^/    /' ;;
-    esac
-}
-
-say_and_fail() { echo "$*"; return 1; }
-needs_python() { command -v python3 >/dev/null || { echo "no python3"; exit 77; }; }
-
-# fails CODE WORDS ARGUMENT...: ends with that code, and the last line of stderr is an error with the words.
-fails() {
-    local code=$1 words=$2 status=0
-    shift 2
-    "$program" "$@" </dev/null >out 2>err || status=$?
-    [ $status = "$code" ] || say_and_fail "$*: exit code $status, expected $code: $(cat err)"
-    tail -n 1 err | grep -q -e "^train_gpt: error: .*$words" || say_and_fail "$*: no '$words' in: $(cat err)"
-}
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests compare "$@"
 
 small="-threads 1 -layers 2 -heads 2 -channels 32 -ctx 64 -batch 4 -vocab 300 -sample-tokens 10 -eval-tokens 640"
 train="-stories 60 $small -steps 6 -eval-every 2 -dropout 0.1"
@@ -44,8 +21,11 @@ two_backends() {
         grep -q "^  $figure  *[0-9.]\+  *[0-9.]\+\$" out || say_and_fail "no $figure: $(tail -n 20 out)"
     done
     # The tokens are made once; each run is one like any other.
-    [ -s both/tokens/data.json ] && [ ! -e both/naive/tokens/data.json ] && [ ! -e both/flash/tokens/data.json ]
-    grep -q '"kernel":"naive"' both/naive/log.jsonl && grep -q '"kernel":"flash"' both/flash/log.jsonl
+    [ -s both/tokens/data.json ]
+    [ ! -e both/naive/tokens/data.json ]
+    [ ! -e both/flash/tokens/data.json ]
+    holds both/naive/log.jsonl '"kernel":"naive"'
+    holds both/flash/log.jsonl '"kernel":"flash"'
     "$program" -evaluate -load both/flash >out 2>err
     "$program" -resume -run both/naive -steps 7 >out 2>err
     grep -q '^step 7/7 ' out
@@ -79,22 +59,26 @@ PYTHON
 shards_used_where_they_lie() {
     "$program" -compare flash,naive -data 'both/tokens/train-*.bin' -heldout 'both/tokens/heldout-*.bin' \
         $small -steps 2 -run shards >out 2>err
-    [ ! -e shards/tokens ] && [ -s shards/compare.json ]
+    [ ! -e shards/tokens ]
+    [ -s shards/compare.json ]
     grep -q '^held-out loss, nats/token  *flash  *naive  *difference$' out
 }
 
 minutes_for_each() {
     "$program" -compare naive,flash -stories 60 $small -minutes 0.02 >out 2>err
-    [ "$(ls -d runs/compare-*/naive runs/compare-*/flash | wc -l)" = 2 ]
-    [ -s runs/compare-*/compare.json ]
+    local made=(runs/compare-*)
+    [ ${#made[@]} = 1 ]
+    [ -d "${made[0]}/naive" ]
+    [ -d "${made[0]}/flash" ]
+    [ -s "${made[0]}/compare.json" ]
     # A comparison is not taken for the newest run.
-    fails 1 'no run under' -generate
+    refused 1 'no run under' -generate
 }
 
 # The table of a context this long is larger than any machine's memory: told with numbers, before anything is
 # made.
 none_that_fits() {
-    fails 1 'naive: not enough memory: the run needs .*, free are .*flash it would need' \
+    refused 1 'naive: not enough memory: the run needs .*, free are .*flash it would need' \
         -compare naive $train -ctx 4000000 -run never
     [ ! -e never ]
 }
@@ -102,55 +86,53 @@ none_that_fits() {
 one_that_cannot_run() {
     "$program" -compare flash,naive $train -channels 24 -steps 1 -run one >out 2>err # heads of 12 channels
     [ "$(grep -c '^flash: attention flash cannot run this shape: ' out)" = 2 ] # before the training, and at the end
-    [ ! -e one/flash ] && grep -q '^  step 1  *-  *[0-9.]*$' out
+    [ ! -e one/flash ]
+    holds out '^  step 1  *-  *[0-9.]*$'
 }
 
 a_crash_ends_one_alone() {
     "$program" -compare naive,flash $train -steps 100000 -eval-every 0 -run crash >out 2>err &
-    local process=$! status=0
-    for _ in $(seq 600); do grep -qs '"step":3,' crash/naive/log.jsonl && break; sleep 0.05; done
+    local process=$!
+    until_step crash/naive 3
     kill -KILL "$(cat crash/naive/lock)"
-    for _ in $(seq 600); do grep -qs '"step":3,' crash/flash/log.jsonl && break; sleep 0.05; done
-    kill -INT $process
-    wait $process || status=$?
-    [ $status = 1 ] || say_and_fail "exit code $status: $(cat err)"
-    grep -q '^naive: was ended by signal 9' out && grep -q '^flash: .*exit code 130: SIGINT' out
+    until_step crash/flash 3
+    stops INT $process 1
+    holds out '^naive: was ended by signal 9'
+    holds out '^flash: .*exit code 130: SIGINT'
     grep -q 'error: -compare: naive was ended by signal 9' err
-    ls crash/flash/checkpoints | grep -q step
+    [ -n "$(newest crash/flash)" ]
 }
 
 a_signal_saves_and_ends() {
     "$program" -compare naive,flash $train -steps 100000 -eval-every 0 -run stopped >out 2>err &
-    local process=$! status=0
-    for _ in $(seq 600); do grep -qs '"step":3,' stopped/naive/log.jsonl && break; sleep 0.05; done
-    kill -TERM $process
-    wait $process || status=$?
-    [ $status = 143 ] || say_and_fail "exit code $status: $(cat err)"
-    ! grep -q error err
-    ls stopped/naive/checkpoints | grep -q step
-    [ ! -e stopped/flash ] && grep -q '^flash: did not begin' out && [ -s stopped/compare.json ]
+    until_step stopped/naive 3
+    stops TERM $! 143
+    lacks err error
+    [ -n "$(newest stopped/naive)" ]
+    [ ! -e stopped/flash ]
+    holds out '^flash: did not begin'
+    [ -s stopped/compare.json ]
 }
 
 wrong_usage() {
-    fails 2 'expected names' -compare naive,,flash
-    fails 2 'expected names' -compare '../x'
-    fails 2 'twice' -compare flash,flash
-    fails 2 'there are: ' -compare flash,flash_
-    fails 2 'no attention backend named nothing' -compare flash,nothing
-    fails 2 'needs a value' -compare
-    fails 2 'give one of them' -compare naive,flash -generate
-    fails 2 'leave -resume' -compare naive,flash -resume
-    fails 2 '-heads' -compare naive,flash -channels 30 -heads 4
-    fails 1 'no file or folder' -compare naive,flash -data nowhere.txt
+    refused 2 'expected names' -compare naive,,flash
+    refused 2 'expected names' -compare '../x'
+    refused 2 'twice' -compare flash,flash
+    refused 2 'there are: ' -compare flash,flash_
+    refused 2 'no attention backend named nothing' -compare flash,nothing
+    refused 2 'needs a value' -compare
+    refused 2 'give one of them' -compare naive,flash -generate
+    refused 2 'leave -resume' -compare naive,flash -resume
+    refused 2 '-heads' -compare naive,flash -channels 30 -heads 4
+    refused 1 'no file or folder' -compare naive,flash -data nowhere.txt
     : >empty.txt
-    fails 1 'empty' -compare naive,flash -data empty.txt -run emptied
+    refused 1 'empty' -compare naive,flash -data empty.txt -run emptied
     [ ! -e emptied ]
-    fails 1 'not empty' -compare naive,flash $train -run both
+    refused 1 'not empty' -compare naive,flash $train -run both
 }
 
 for test in two_backends json_tells_the_same shards_used_where_they_lie minutes_for_each none_that_fits \
     one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends wrong_usage; do
     run_test $test
 done
-echo "compare: $passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ]
+finish

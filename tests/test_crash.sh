@@ -6,75 +6,41 @@
 # The run goes on from its checkpoint after step 1 to step 3, so that the calls are those of a start, of a
 # save between steps with the removal of an older checkpoint, and of the last save. CRASH_EVERY=n tries every
 # n-th call only, for builds that are slow.
-# shellcheck disable=SC2317 # functions are also called by names in variables
 set -u
-program=$(realpath "${1:?usage: test_crash.sh PROGRAM}")
-shim=$(dirname "$program")/tests/crash_shim.so
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests crash "$@"
 every=${CRASH_EVERY:-1}
-# The address sanitizer wants to be the first library, which a preloaded one is.
-export ASAN_OPTIONS=verify_asan_link_order=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-unset OMP_NUM_THREADS
-
-# In memory where there is such a folder: the runs wait for the disk thousands of times.
-[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-passed=0 failed=0 skipped=0
-
-pass() { passed=$((passed + 1)); }
-skip() { skipped=$((skipped + 1)); echo "  skipped $1: $2"; }
-fail() { # NAME FILE: a file of what went wrong
-    failed=$((failed + 1))
-    echo "  FAILED $1"
-    head -n 12 "$2" | sed 's/^/    /'
-}
-finish() {
-    echo "crash: $passed passed, $failed failed, $skipped skipped"
-    [[ $failed == 0 ]]
-    exit
-}
 
 go_on() { "$program" -resume -run "$tmp/$1" -keep 1; }
-# The same with the shim: watched RUN AT HOW. The leak checker makes calls where none can be trapped.
-watched() {
-    CRASH_FOLDER=$tmp/$1 CRASH_TRACE=$tmp/$1.trace CRASH_AT=$2 CRASH_HOW=$3 LD_PRELOAD=$shim \
-        ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 go_on "$1"
-}
-steps_of() { grep '"type":"step"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
 
 # The run is where it would be without any trouble: model, optimizer, each step once in the log (unless rows
 # could not be written), nothing left of a file that was begun.
 is_right() { # RUN [no-log]
-    local file
-    for file in checkpoints/step-00000003/{model,optimizer}.safetensors; do
-        cmp "reference/$file" "$1/$file" || return
-    done
+    same_state "$(step_of reference 3)" "$(step_of "$1" 3)" || return
     [[ ${2-} == no-log ]] || steps_of "$1" | cmp - reference.steps || return
-    [[ -z $(find "$1" -name '*.tmp*') ]] || { echo "left over: $(find "$1" -name '*.tmp*')"; return 1; }
+    [[ -z $(find "$1" -name '*.tmp*') ]] || say_and_fail "left over: $(find "$1" -name '*.tmp*')"
 }
 
 # ---- the runs that all begin with ----
 for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     printf 'Anna had %d hats. Ben found one of them, and they were glad.\n<|endoftext|>\n' $i
 done > stories.txt
-if ! "$program" -data stories.txt -vocab 257 -threads 1 -layers 1 -heads 1 -channels 16 -ctx 16 -batch 2 \
-    -dropout 0.1 -steps 3 -samples 0 -eval-every 0 -eval-tokens 16 -checkpoint-every 1 -keep 9 \
-    -run reference > output 2>&1; then
-    fail 'the run without trouble' output
-    finish
-fi
+ends_with 0 "$program" -data stories.txt -vocab 257 -threads 1 -layers 1 -heads 1 -channels 16 -ctx 16 -batch 2 \
+    -dropout 0.1 -steps 3 -samples 0 -eval-every 0 -eval-tokens 16 -checkpoint-every 1 -keep 9 -run reference ||
+    { cat err; exit 1; }
 steps_of reference > reference.steps
 cp -r reference base
 rm -r base/checkpoints/step-0000000[23]
 
 # ---- full for real: in a file system of 1 MiB, with more and more pages left ----
-full_disk() { # in a shell that may mount
+full_disk() {
     local pages status
-    mkdir "$tmp/full" && mount -t tmpfs -o size=1m tmpfs "$tmp/full" || return
+    mkdir full
+    mount -t tmpfs -o size=1m tmpfs full
     for pages in 0 1 2 3 4 5 6 8 10 12 16 20 24 28 32 40 60 100; do
         cp -r base full/run
-        dd if=/dev/zero of=full/filler bs=4096 2> dd.output
+        dd if=/dev/zero of=full/filler bs=4096 2> dd.output || true
         truncate -s -$((4096 * pages)) full/filler
         status=0
         go_on full/run > output 2> errors || status=$?
@@ -99,76 +65,74 @@ full_disk() { # in a shell that may mount
         return 1
     fi
 }
-if unshare --user --map-root-user --mount mount -t tmpfs tmpfs "$tmp/base" 2> output; then
-    export -f full_disk go_on is_right steps_of
-    export program tmp
-    if unshare --user --map-root-user --mount bash -c full_disk > output 2>&1; then
-        pass
-    else
-        fail 'a disk that is full' output
-    fi
-else
-    skip 'a disk that is full' 'this user may not mount a file system of its own'
-fi
+run_as 'a disk that is full' in_own_mounts full_disk
 
 # ---- the order of calls ----
 if [[ ! -e $shim ]]; then
     skip 'crashes' "there is no $shim (make test builds it on Linux)"
     finish
+    exit
 fi
 cp -r base run
 status=0
-watched run 0 kill > output 2>&1 || status=$?
-if [[ $status == 77 ]]; then
+watched run 0 kill go_on run > watched.output 2>&1 || status=$?
+if ((status == 77)); then
     skip 'crashes' 'this system has no seccomp filters'
     finish
+    exit
 fi
 calls=$(wc -l < run.trace)
-if ((status != 0 || calls < 100)) || ! is_right run >> output 2>&1; then
-    fail "the run that is watched ($calls calls)" output
+run_is_watched() {
+    cat watched.output
+    ((status == 0))
+    echo "$calls calls"
+    ((calls >= 100))
+    is_right run
+}
+run_as 'the run that is watched' run_is_watched
+if ((status != 0 || calls < 100)); then
     finish
+    exit
 fi
-pass
 
 # What gets its name by a rename was written as NAME.tmp...: all of it is on the disk before, files first,
 # then the folder; the name itself is brought to the disk before anything else happens. MANIFEST comes last.
-if awk '
-    function wrong(what) { print "call " $1 ": " $2 " " $3 ": " what; bad = 1 }
-    function folder(path) { sub("/[^/]*$", "", path); return path }
-    next_fsync != "" && ($2 != "fsync" || $3 != next_fsync) { wrong("expected fsync " next_fsync) }
-    { next_fsync = "" }
-    $2 == "open" || $2 == "write" { unsynced[$3] = 1 }
-    $2 == "open" { unsynced[folder($3)] = 1; if (folder($3) in manifest) wrong("a file after MANIFEST") }
-    $2 == "open" && $3 ~ "/MANIFEST$" {
-        manifest[folder($3)] = 1
-        for (path in unsynced)
-            if (index(path, folder($3) "/") == 1 && path != $3) wrong(path " is not on the disk")
-    }
-    $2 == "fsync" {
-        for (path in unsynced)
-            if (index(path, $3 "/") == 1 && $3 ~ "/step-[0-9]*[.]tmp") wrong("before " path)
-        delete unsynced[$3]
-    }
-    $2 == "rename" {
-        for (path in unsynced) if (index(path, $3 ".tmp") == 1) wrong(path " is not on the disk")
-        next_fsync = folder($3)
-        if ($3 ~ "/checkpoints/step-[0-9]*$") saves++
-        renames++
-    }
-    END {
-        if (saves != 2 || renames < 6) { print saves + 0 " saves and " renames + 0 " renames"; bad = 1 }
-        exit bad
-    }' run.trace > output; then
-    pass
-else
-    fail 'the order of calls' output
-fi
+order_of_calls() {
+    awk '
+        function wrong(what) { print "call " $1 ": " $2 " " $3 ": " what; bad = 1 }
+        function folder(path) { sub("/[^/]*$", "", path); return path }
+        next_fsync != "" && ($2 != "fsync" || $3 != next_fsync) { wrong("expected fsync " next_fsync) }
+        { next_fsync = "" }
+        $2 == "open" || $2 == "write" { unsynced[$3] = 1 }
+        $2 == "open" { unsynced[folder($3)] = 1; if (folder($3) in manifest) wrong("a file after MANIFEST") }
+        $2 == "open" && $3 ~ "/MANIFEST$" {
+            manifest[folder($3)] = 1
+            for (path in unsynced)
+                if (index(path, folder($3) "/") == 1 && path != $3) wrong(path " is not on the disk")
+        }
+        $2 == "fsync" {
+            for (path in unsynced)
+                if (index(path, $3 "/") == 1 && $3 ~ "/step-[0-9]*[.]tmp") wrong("before " path)
+            delete unsynced[$3]
+        }
+        $2 == "rename" {
+            for (path in unsynced) if (index(path, $3 ".tmp") == 1) wrong(path " is not on the disk")
+            next_fsync = folder($3)
+            if ($3 ~ "/checkpoints/step-[0-9]*$") saves++
+            renames++
+        }
+        END {
+            if (saves != 2 || renames < 6) { print saves + 0 " saves and " renames + 0 " renames"; bad = 1 }
+            exit bad
+        }' run.trace
+}
+run_as 'the order of calls' order_of_calls
 
 # ---- killed at call N ----
 killed_at() {
     local name=kill-$1 status=0 saved
     cp -r base "$name"
-    watched "$name" "$1" kill > "$name.out" 2> "$name.err" || status=$?
+    watched "$name" "$1" kill go_on "$name" > "$name.out" 2> "$name.err" || status=$?
     [[ $status == 137 ]] || { echo "exit code $status: $(cat "$name.err")"; return 1; }
     # The newest checkpoint that had got its name before the last call, which was not made.
     saved=$(sed '$d' "$name.trace" | sed -n 's/.* rename .*\/step-0*\([0-9]*\)$/\1/p' | tail -n 1)
@@ -195,7 +159,7 @@ old_one_stays() { # N TRACE
 failing_at() { # N ERROR WORDS
     local name=fail-$2-$1 status=0 call path log=''
     cp -r base "$name"
-    watched "$name" "$1" "$2" > "$name.out" 2> "$name.err" || status=$?
+    watched "$name" "$1" "$2" go_on "$name" > "$name.out" 2> "$name.err" || status=$?
     old_one_stays "$1" "$name.trace" || return
     read -r _ call path < <(sed -n "$1p" "$name.trace")
     [[ $path == "$tmp/$name/log.jsonl" ]] && log=no-log

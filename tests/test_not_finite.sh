@@ -4,38 +4,11 @@
 # beside which tests/faulty_train_gpt was built; at last "not_finite: N passed, N failed, N skipped".
 # shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_not_finite.sh PROGRAM}")
-faulty=$(dirname "$program")/tests/faulty_train_gpt
-unset OMP_NUM_THREADS
-[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-passed=0 failed=0 skipped=0
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests not_finite "$@"
+fresh=(run straight before)
 
-run_test() { # NAME FUNCTION ARGUMENT...
-    local name=$1 status
-    shift
-    rm -rf run straight before
-    (set -e; "$@") > output 2>&1
-    status=$? # a condition would switch -e off
-    if ((status == 0)); then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "  FAILED $name"
-        tail -n 12 output | sed 's/^/    /'
-    fi
-}
-ends_with() { # CODE COMMAND...
-    local expected=$1 status=0
-    shift
-    "$@" > out 2> err || status=$?
-    ((status == expected)) || { echo "exit code $status, expected $expected: $(tail -n 1 err)"; return 1; }
-}
-holds() { grep -q -e "$2" "$1" || { echo "no '$2' in: $(cat "$1")"; return 1; }; }
-step_of() { printf '%s/checkpoints/step-%08d' "$1" "$2"; }
-newest() { find "$1/checkpoints" -name 'step-*' | sort | sed -n '$s/.*step-0*//p'; }
 # Looked at by another program: no number of any checkpoint is NaN or infinite.
 all_finite() {
     local file
@@ -46,12 +19,8 @@ all_finite() {
         fi
     done
 }
-differs() { if cmp -s "$1" "$2"; then return 1; fi; }
-same_model() { # CHECKPOINT CHECKPOINT
-    cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer.safetensors" "$2/optimizer.safetensors"
-}
 
-for i in $(seq 20); do printf 'Anna had %d hats. Ben lost it\n<|endoftext|>\n' "$i"; done > stories.txt
+stories 20 > stories.txt
 small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
     -eval-every 0 -eval-tokens 32 -samples 0 -checkpoint-every 1 -keep 99"
 
@@ -82,7 +51,7 @@ poisoned_weight() {
     diff -r -x lock before run
     rm -r before "$(step_of run 4)" # as the message says
     ends_with 0 "$program" -resume -run run
-    same_model "$(step_of reference 4)" "$(step_of run 4)"
+    same_state "$(step_of reference 4)" "$(step_of run 4)"
 }
 poisoned_moment() {
     cp -r reference run
@@ -91,9 +60,9 @@ poisoned_moment() {
     holds err 'number 15 of tensor v.ln_f.bias of .*step-00000004/optimizer.safetensors is nan, '
     ends_with 0 "$program" $small -load "$(step_of run 4)" -steps 1 -run fresh # which it is no part of
 }
-run_test 'a weight that is NaN' poisoned_weight '\0\0\300\177' nan
-run_test 'a weight that is infinite' poisoned_weight '\0\0\200\377' -inf
-run_test 'a moment that is NaN' poisoned_moment
+run_as 'a weight that is NaN' poisoned_weight '\0\0\300\177' nan
+run_as 'a weight that is infinite' poisoned_weight '\0\0\200\377' -inf
+run_as 'a moment that is NaN' poisoned_moment
 
 # ---- a learning rate that destroys the model ----
 # Whatever comes of it: either the run ends after three steps that are not finite, each of them named, or it gets
@@ -115,12 +84,12 @@ destroyed() {
         ((status == 0)) || { echo "exit code $status: $(cat err)"; return 1; }
     fi
 }
-run_test '-lr 1e6' destroyed
-run_test '-lr 1e6 without clipping' destroyed -clip 0
-run_test '-lr 1e6 without weight decay' destroyed -weight-decay 0
-run_test '-lr 1e6 at learned positions' destroyed -position learned -clip 0
-run_test '-lr 1e9' destroyed -lr 1e9
-run_test '-lr 1e9 without clipping and weight decay' destroyed -lr 1e9 -clip 0 -weight-decay 0
+run_as '-lr 1e6' destroyed
+run_as '-lr 1e6 without clipping' destroyed -clip 0
+run_as '-lr 1e6 without weight decay' destroyed -weight-decay 0
+run_as '-lr 1e6 at learned positions' destroyed -position learned -clip 0
+run_as '-lr 1e9' destroyed -lr 1e9
+run_as '-lr 1e9 without clipping and weight decay' destroyed -lr 1e9 -clip 0 -weight-decay 0
 # ---- a number in a step ----
 # A constant learning rate, so that runs of several lengths compare.
 constant="$small -lr 4e-3 -min-lr 4e-3 -warmup 2"
@@ -129,7 +98,7 @@ left_out() { # WHERE NAMED
     [[ $(wc -l < err) == 1 ]]
     holds err "^train_gpt: note: step 6: $2 is not finite; the step's update was left out\$"
     # Weights, moments and the count of updates are those of the step before.
-    same_model "$(step_of run 5)" "$(step_of run 6)"
+    same_state "$(step_of run 5)" "$(step_of run 6)"
     grep -q '"updates": 5,' "$(step_of run 6)/state.json"
     # The run goes on, and learns.
     ends_with 0 "$program" -resume -run run -steps 9
@@ -143,7 +112,7 @@ left_out() { # WHERE NAMED
     rm -rf straight
     ends_with 0 env FAULTS="$1" "$faulty" $constant -steps 9 -run straight
     [[ ! -e $(step_of straight 6) ]] # no checkpoint of a step that was left out, but at an end
-    same_model "$(step_of run 9)" "$(step_of straight 9)"
+    same_state "$(step_of run 9)" "$(step_of straight 9)"
 }
 two_go_on() {
     ends_with 0 env FAULTS='gradient:3:nan gradient:4:nan gradient:6:inf gradient:7:inf' "$faulty" \
@@ -162,7 +131,7 @@ three_end_it() {
     # What goes on from there is a run without the faults.
     ends_with 0 "$program" -resume -run run
     ends_with 0 "$program" $constant -steps 9 -run straight
-    same_model "$(step_of run 9)" "$(step_of straight 9)"
+    same_state "$(step_of run 9)" "$(step_of straight 9)"
 }
 # A weight that is lost in a step that was applied: that step is saved no more, the next three end the run.
 lost_weight() {
@@ -181,7 +150,7 @@ lost_weight() {
 three_with_a_stop_between() {
     ends_with 130 env FAULTS='gradient:4:nan gradient:5:nan step:5:INT' "$faulty" $constant -steps 9 -run run
     [[ $(newest run) == 5 ]]
-    same_model "$(step_of run 3)" "$(step_of run 5)"
+    same_state "$(step_of run 3)" "$(step_of run 5)"
     cp -r run stopped
     ends_with 1 env FAULTS='gradient:6:nan' "$faulty" -resume -run run
     holds err '^train_gpt: error: step 6: .* is not finite, as in the 2 before'
@@ -190,21 +159,19 @@ three_with_a_stop_between() {
     all_finite stopped
 }
 if [[ -x $faulty ]]; then
-    run_test 'a gradient that is NaN' left_out gradient:6:nan/2 'the gradient of h.0.ln_1.bias'
-    run_test 'a gradient that is infinite' left_out gradient:6:inf/0 'the gradient of wte.weight'
-    run_test 'a gradient that is -infinite' left_out gradient:6:-inf/14 'the gradient of ln_f.bias'
-    run_test 'the first of three is named' left_out 'gradient:6:nan/9 gradient:6:inf/3 gradient:6:nan/12' \
+    run_as 'a gradient that is NaN' left_out gradient:6:nan/2 'the gradient of h.0.ln_1.bias'
+    run_as 'a gradient that is infinite' left_out gradient:6:inf/0 'the gradient of wte.weight'
+    run_as 'a gradient that is -infinite' left_out gradient:6:-inf/14 'the gradient of ln_f.bias'
+    run_as 'the first of three is named' left_out 'gradient:6:nan/9 gradient:6:inf/3 gradient:6:nan/12' \
         'the gradient of h.0.attn.c_attn.weight'
-    run_test 'a loss that is NaN' left_out loss:6:nan 'the loss'
-    run_test 'a loss that is infinite' left_out loss:6:inf 'the loss'
-    run_test 'two in a row, twice' two_go_on
-    run_test 'three in a row' three_end_it
-    run_test 'a weight that becomes NaN' lost_weight nan wte.weight nan
-    run_test 'a weight that becomes infinite' lost_weight inf/6 h.0.attn.c_proj.bias inf
-    run_test 'three in a row, a stop between' three_with_a_stop_between
+    run_as 'a loss that is NaN' left_out loss:6:nan 'the loss'
+    run_as 'a loss that is infinite' left_out loss:6:inf 'the loss'
+    run_as 'two in a row, twice' two_go_on
+    run_as 'three in a row' three_end_it
+    run_as 'a weight that becomes NaN' lost_weight nan wte.weight nan
+    run_as 'a weight that becomes infinite' lost_weight inf/6 h.0.attn.c_proj.bias inf
+    run_as 'three in a row, a stop between' three_with_a_stop_between
 else
-    skipped=$((skipped + 11))
-    echo "  skipped what needs $faulty, which is not there (make test builds it on Linux)"
+    skip 'numbers in a step' "there is no $faulty (make test builds it on Linux)" 11
 fi
-echo "not_finite: $passed passed, $failed failed, $skipped skipped"
-[[ $failed == 0 ]]
+finish

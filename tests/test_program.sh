@@ -2,42 +2,14 @@
 # test_program.sh - the program end to end, by what a user sees: exit codes, output, files. Takes the program's
 # path; prints what failed, and at last "program: N passed, N failed, N skipped".
 #
-# A test is a function; it runs in a shell of its own with `set -e`, so that the first command that fails ends
-# it. The runs are tiny (2 layers, 32 channels, a few steps), and most tests look at the same one, $tmp/run.
+# The runs are tiny (2 layers, 32 channels, a few steps), and most tests look at the same one, $tmp/run.
+# shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_program.sh PROGRAM}")
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-unset OMP_NUM_THREADS
-passed=0 failed=0 skipped=0
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests program "$@"
 
-run_test() {
-    (set -e; "$1") >"$tmp/output" 2>&1
-    case $? in
-    0) passed=$((passed + 1)) ;;
-    77) skipped=$((skipped + 1)); echo "  skipped $1: $(tail -n 1 "$tmp/output")" ;;
-    *) failed=$((failed + 1)); echo "  FAILED $1"; tail -n 12 "$tmp/output" | sed 's/^/    /' ;;
-    esac
-}
-
-say_and_fail() { echo "$*"; return 1; }
-
-# fails CODE WORDS ARGUMENT...: ends with that code, prints nothing on stdout and one line on stderr, which holds
-# the words (a grep pattern).
-fails() {
-    local code=$1 words=$2 status=0
-    shift 2
-    "$program" "$@" </dev/null >out 2>err || status=$?
-    [ $status = "$code" ] || say_and_fail "$*: exit code $status, expected $code: $(cat err)"
-    [ "$(wc -l <err)" = 1 ] || say_and_fail "$*: not one line on stderr: $(cat err)"
-    grep -q '^train_gpt: error: ' err || say_and_fail "$*: $(cat err)"
-    grep -q -e "$words" err || say_and_fail "$*: no '$words' in: $(cat err)"
-}
-
-# The steps of a log without what time has to do with: step, loss, lr, gradient norm.
-steps_of() { grep '"type":"step"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
-model_of() { echo "$1/checkpoints/step-$(printf %08d "$2")/model.safetensors"; }
+model_of() { echo "$(step_of "$1" "$2")/model.safetensors"; } # RUN N
 
 # 300 small stories, and a run on them: 6 steps, a checkpoint after 3, dropout on.
 awk 'BEGIN {
@@ -56,7 +28,7 @@ trains() {
     [ ! -s err ] || say_and_fail "stderr: $(cat err)"
     grep -q '^step 6/6 ' out
     grep -q '^step 6  held-out loss ' out
-    ! grep -q 'MFU n/a' out
+    lacks out 'MFU n/a'
     for file in run.json log.jsonl report.html tokens/merges.txt tokens/data.json; do [ -s run/$file ]; done
     for step in 3 6; do
         for file in model.safetensors optimizer.safetensors config.json tokenizer.json merges.txt state.json MANIFEST; do
@@ -69,7 +41,7 @@ trains() {
 }
 
 log_is_json() {
-    command -v python3 >/dev/null || { echo "no python3"; exit 77; }
+    needs_python
     python3 - run/log.jsonl run/run.json <<'PYTHON'
 import json, math, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
@@ -104,8 +76,7 @@ resume_is_bit_equal() {
     rm -r resumed/checkpoints/step-0000000[46]
     "$program" -resume -run resumed >out
     grep -q 'going on after step 3' out
-    cmp "$(model_of run 6)" "$(model_of resumed 6)"
-    cmp run/checkpoints/step-00000006/optimizer.safetensors resumed/checkpoints/step-00000006/optimizer.safetensors
+    same_state "$(step_of run 6)" "$(step_of resumed 6)"
     [ "$(steps_of run)" = "$(steps_of resumed)" ]
     [ "$(grep '"type":"eval"' run/log.jsonl)" = "$(grep '"type":"eval"' resumed/log.jsonl)" ]
 }
@@ -119,9 +90,11 @@ resume_of_a_finished_run() {
     grep -q '^step 8/8 ' out
     [ "$(grep -c '"type":"step"' finished/log.jsonl)" = 8 ]
     # What the program had chosen for the old number of steps is chosen again; what the user gave stays.
-    grep -q '"eval_every": 2,' finished/run.json && grep -q '"warmup": 1,' finished/run.json
+    holds finished/run.json '"eval_every": 2,'
+    holds finished/run.json '"warmup": 1,'
     "$program" -resume -run finished -steps 20 >out
-    grep -q '"eval_every": 2,' finished/run.json && grep -q '"warmup": 4,' finished/run.json
+    holds finished/run.json '"eval_every": 2,'
+    holds finished/run.json '"warmup": 4,'
     grep -q '"sample_every": 5,' finished/run.json
 }
 
@@ -136,13 +109,13 @@ resume_passes_over_damage() {
     cmp "$(model_of run 6)" "$(model_of damaged 6)"
     # None that is good is an error, not a new beginning.
     for step in 3 4 6; do printf '\377\377' | dd of="$(model_of damaged $step)" bs=1 seek=3000 conv=notrunc status=none; done
-    fails 1 damaged -resume -run damaged
+    refused 1 damaged -resume -run damaged
 }
 
 resume_keeps_what_is_fixed() {
-    fails 2 '-layers cannot change' -resume -run run -layers 3
-    fails 2 '-batch cannot change' -resume -run run -batch 8
-    fails 2 'give one of them' -resume -force -run run
+    refused 2 '-layers cannot change' -resume -run run -layers 3
+    refused 2 '-batch cannot change' -resume -run run -batch 8
+    refused 2 'give one of them' -resume -force -run run
     # The same command again goes on.
     cp -r run same
     "$program" $train -run same -resume | grep -q 'nothing is left'
@@ -156,51 +129,40 @@ resume_may_start_a_run() {
 a_signal_saves() {
     "$program" -data stories.txt $small -dropout 0.1 -steps 100000 -eval-every 0 -run long >out 2>err &
     process=$!
-    for _ in $(seq 300); do
-        grep -q '"step":5,' long/log.jsonl 2>/dev/null && break
-        sleep 0.05
-    done
-    fails 1 'in use' -resume -run long
-    kill -INT $process
-    status=0
-    wait $process || status=$?
-    [ $status = 130 ] || say_and_fail "exit code $status: $(cat err)"
+    until_step long 5
+    refused 1 'in use' -resume -run long
+    stops INT $process 130
     grep -q 'stopped by SIGINT after step' out
     grep -q 'finishing the step; once more to stop at once' err
-    step=$(ls long/checkpoints | sed 's/step-0*//' | sort -n | tail -n 1)
+    step=$(newest long)
     [ "$(grep -c '"type":"step"' long/log.jsonl)" = "$step" ]
     tail -n 1 long/log.jsonl | grep -q '"reason":"SIGINT"'
     # SIGTERM, in a run that goes on.
     "$program" -resume -run long >out 2>err &
     process=$!
-    for _ in $(seq 300); do
-        grep -q "\"step\":$((step + 2))," long/log.jsonl && break
-        sleep 0.05
-    done
-    kill -TERM $process
-    status=0
-    wait $process || status=$?
-    [ $status = 143 ]
+    until_step long $((step + 2))
+    stops TERM $process 143
     steps_of long | sed 's/.*"step":\([0-9]*\),.*/\1/' >numbers # each step once, in order
     seq "$(wc -l <numbers)" | cmp - numbers
 }
 
 run_folders() {
-    fails 1 'holds a run' $train -run run
+    refused 1 'holds a run' $train -run run
     cp -r run old
     "$program" $train -steps 1 -run old -force >/dev/null
-    [ -d old.old-1 ] && cmp "$(model_of run 6)" "$(model_of old.old-1 6)"
+    cmp "$(model_of run 6)" "$(model_of old.old-1 6)"
     [ "$(grep -c '"type":"step"' old/log.jsonl)" = 1 ]
-    mkdir other && touch other/mine
-    fails 1 'not empty' $train -run other
-    fails 1 "" $train -run stories.txt/under-a-file
+    mkdir other
+    touch other/mine
+    refused 1 'not empty' $train -run other
+    refused 1 "" $train -run stories.txt/under-a-file
     # A run can be moved.
     mv old moved
     "$program" -generate -load moved -sample-tokens 5 >out 2>err
     "$program" -resume -run moved -steps 2 >out
     # Without -run: a new folder under runs/, and without -load the newest.
     "$program" $train -steps 1 >out
-    [ "$(ls runs | wc -l)" = 1 ]
+    [ "$(find runs -mindepth 1 -maxdepth 1 | wc -l)" = 1 ]
     "$program" -generate -sample-tokens 5 >out 2>err
 }
 
@@ -209,22 +171,26 @@ other_ways_to_the_same_model() {
     "$program" $train -data 'run/tokens/train-*.bin' -heldout 'run/tokens/heldout-*.bin' -run in-place >/dev/null
     cmp "$(model_of run 6)" "$(model_of in-place 6)"
     "$program" -tokenize -data stories.txt -vocab 300 -run tokenized >/dev/null
-    [ -s tokenized/tokens/data.json ] && [ ! -e tokenized/checkpoints ]
+    [ -s tokenized/tokens/data.json ]
+    [ ! -e tokenized/checkpoints ]
     "$program" $train -run tokenized -resume >/dev/null
     cmp "$(model_of run 6)" "$(model_of tokenized 6)"
+    cp tokenized/run.json before.json
+    refused 2 'tokenized has begun; leave -tokenize out' -tokenize -resume -run tokenized
+    cmp tokenized/run.json before.json
     # Other kernels and micro-batches: the same but for rounding.
     "$program" $train -attention naive -micro 3 -run naive >out
     grep -q 'naive' out
-    fails 2 "no-such" $train -attention no-such -run never
+    refused 2 "no-such" $train -attention no-such -run never
     [ ! -e never ]
 }
 
 loading_a_model() {
     "$program" $train -load run -steps 1 -run loaded >out
     grep -q 'weights .*run/checkpoints/step-' out
-    fails 2 'the loaded model has 2' $train -load run -layers 3 -run never
-    fails 1 'holds no model' $train -load stories.txt -run never
-    fails 1 'holds no model' -generate -load nowhere
+    refused 2 'the loaded model has 2' $train -load run -layers 3 -run never
+    refused 1 'holds no model' $train -load stories.txt -run never
+    refused 1 'holds no model' -generate -load nowhere
     [ ! -e never ]
 }
 
@@ -232,8 +198,9 @@ generating() {
     "$program" -generate -load run -samples 3 -seed 5 -sample-tokens 30 >one 2>err
     "$program" -generate -load run -samples 3 -seed 5 -sample-tokens 30 >two 2>/dev/null
     "$program" -generate -load run -samples 3 -seed 6 -sample-tokens 30 >three 2>/dev/null
-    [ -s one ] && cmp one two
-    ! cmp -s one three
+    [ -s one ]
+    cmp one two
+    differs one three
     "$program" -generate -load run -prompt 'Anna found' -sample-tokens 200 -temperature 0 >out 2>err # past -ctx
     grep -q '^Anna found' out
     "$program" -generate -load run/checkpoints/step-00000003 -prompt '<|endoftext|>' -sample-tokens 2 >out 2>err
@@ -250,7 +217,8 @@ generating() {
     # Nobody reads any more: quiet, exit code 1.
     "$program" -generate -load run -samples 2000 -sample-tokens 500 2>err | head -c 1 >/dev/null
     status=${PIPESTATUS[0]}
-    [ "$status" = 1 ] && ! grep -q error err
+    [ "$status" = 1 ]
+    lacks err error
 }
 
 evaluating() {
@@ -287,94 +255,147 @@ encoding() {
     for bad in '1 2 x' '1,2' '-1' '99999' '99999999999999999999999'; do
         status=0
         echo "$bad" | "$program" -decode -tokenizer run >out 2>err || status=$?
-        [ $status = 1 ] && [ "$(wc -l <err)" = 1 ]
+        [ $status = 1 ]
+        [ "$(wc -l <err)" = 1 ]
     done
     printf '%s 99999' "$(printf Ben | "$program" -encode -tokenizer run)" |
         "$program" -decode -tokenizer run >out 2>err || true
     printf 'Ben\n' | cmp - out
     grep -q 'id number [0-9]* is 99999, this tokenizer .* has ids 0 to ' err
-    fails 2 '-tokenizer' -encode
-    fails 1 'no file or folder' -decode -tokenizer nowhere
+    refused 2 '-tokenizer' -encode
+    refused 1 'no file or folder' -decode -tokenizer nowhere
     if [ -e /dev/full ]; then
         status=0
         "$program" -encode -tokenizer run <stories.txt >/dev/full 2>err || status=$?
-        [ $status = 1 ] && grep -q 'cannot write' err
+        [ $status = 1 ]
+        holds err 'cannot write'
     fi
 }
 
 wrong_usage() {
-    fails 2 'did you mean -steps' -stesp 5
-    fails 2 'there is no flag -colour; see -help' -colour 5
-    fails 2 '12x' -steps 12x
-    fails 2 '1e9' -steps 1e9
-    fails 2 'nan' -lr nan
-    fails 2 'needs a value' -steps
-    fails 2 'unexpected' stories.txt
-    fails 2 'text to evaluate on by -heldout' -evaluate -data stories.txt
-    fails 2 'is for training, and -generate does not train' -generate -lr 3
-    fails 2 'is for training, and -evaluate does not train' -evaluate -steps 10
-    fails 2 'give one of them' -generate -evaluate
-    fails 2 'give one of them' -steps 5 -minutes 1
+    refused 2 'did you mean -steps' -stesp 5
+    refused 2 'there is no flag -colour; see -help' -colour 5
+    refused 2 '12x' -steps 12x
+    refused 2 '1e9' -steps 1e9
+    refused 2 'nan' -lr nan
+    refused 2 'needs a value' -steps
+    refused 2 'unexpected' stories.txt
+    refused 2 'text to evaluate on by -heldout' -evaluate -data stories.txt
+    refused 2 'is for training, and -generate does not train' -generate -lr 3
+    refused 2 'is for training, and -evaluate does not train' -evaluate -steps 10
+    refused 2 '-layers is for training, and -tokenize does not train' -tokenize -data stories.txt -layers 6 -run never
+    refused 2 '-lr is for training, and -tokenize does not train' -tokenize -data stories.txt -lr 1 -run never
+    [ ! -e never ]
+    refused 2 'give one of them' -generate -evaluate
+    refused 2 'give one of them' -steps 5 -minutes 1
     # Without a GPU (or a build without the CUDA part), an answer in one line.
     status=0
     "$program" -device cuda -dry-run >out 2>err || status=$?
     [ $status = 0 ] || { [ "$(wc -l <err)" = 1 ] && grep -q 'error: .*-device cpu' err; }
-    status=0
-    fails 2 '-heads' -channels 30 -heads 4
-    fails 2 '-min-lr' -lr 1e-4 -min-lr 1e-3
-    fails 2 '-micro' -micro 8 -batch 4
-    fails 2 '-heldout' -data 'run/tokens/train-*.bin'
-    fails 2 '-special' -special
-    fails 2 'both given' $train -minutes 1
-    fails 1 'no file or folder' -data nowhere.txt
-    (mkdir nothing && cd nothing && fails 1 'no run' -resume)
+    refused 2 '-heads' -channels 30 -heads 4
+    refused 2 '-min-lr' -lr 1e-4 -min-lr 1e-3
+    refused 2 '-micro' -micro 8 -batch 4
+    refused 2 '-heldout' -data 'run/tokens/train-*.bin'
+    refused 2 '-special' -special
+    refused 2 'both given' $train -minutes 1
+    refused 1 'no file or folder' -data nowhere.txt
+    mkdir nothing
+    (cd nothing && refused 1 'no run' -resume)
     : >empty.txt
-    "$program" -data empty.txt -steps 1 -run emptied >out 2>err || status=$?
-    [ "$status" = 1 ] && [ "$(wc -l <err)" = 1 ] && ! grep -q 'training a tokenizer' out
+    ends_with 1 "$program" -data empty.txt -steps 1 -run emptied
+    [ "$(wc -l <err)" = 1 ]
+    lacks out 'training a tokenizer'
     TRAIN_GPT_SIMD=mmx "$program" -version 2>&1 | grep -q 'TRAIN_GPT_SIMD=mmx'
+}
+
+# Each processor takes four threads, no more. What a run has from a larger machine is no mistake.
+too_many_threads() {
+    processors=$(getconf _NPROCESSORS_ONLN)
+    [ "$processors" -lt 1000 ] || { echo "$processors processors: -threads has no value that is too large"; exit 77; }
+    refused 2 "-threads $((4 * processors + 1)) is more .*; use $((4 * processors)) or fewer" \
+        $train -threads $((4 * processors + 1)) -run never
+    refused 2 '-threads 4096 is more' -generate -load run -threads 4096
+    "$program" -dry-run $train -threads $((4 * processors)) >out
+    # What the environment says wrongly is not taken; of what is no number the OpenMP library has words of its own.
+    for threads in 4000 0 rubbish; do
+        OMP_NUM_THREADS=$threads "$program" -print-config >out 2>err
+        holds out '"threads": [1-9]'
+        lacks out '"threads": 4000'
+        [ $threads != 4000 ] || holds err 'note: OMP_NUM_THREADS is 4000, more than 4 for each processor'
+    done
+    cp -r run of-a-large-machine
+    sed -i 's/"threads": 1,/"threads": 4000,/' of-a-large-machine/run.json
+    "$program" -resume -run of-a-large-machine -steps 7 >out
+    lacks of-a-large-machine/run.json '"threads": 4000'
 }
 
 # A start that fails leaves nothing that the corrected one trips over, and takes nothing that was there before.
 failed_starts() {
-    refused() { # WORDS ARGUMENT...
-        local words=$1 status=0
+    fails() { # WORDS ARGUMENT...
+        local words=$1
         shift
-        "$program" -data stories.txt $small -steps 1 "$@" >out 2>err || status=$?
-        [ $status = 1 ] && grep -q -e "$words" err || say_and_fail "$*: exit code $status: $(cat err)"
+        ends_with 1 "$program" -data stories.txt $small -steps 1 "$@"
+        holds err "$words"
     }
     mkdir no-text mine
     : >empty.txt
-    refused 'holds no story' -data empty.txt -run start
-    refused 'holds no text' -data no-text -run start
-    refused '-batch 5000.*lower -batch to [0-9]* or' -batch 5000 -micro 4 -run start
+    fails 'holds no story' -data empty.txt -run start
+    fails 'holds no text' -data no-text -run start
+    fails '-batch 5000.*lower -batch to [0-9]* or' -batch 5000 -micro 4 -run start
     printf 'Anna found a ball. %.0s' $(seq 40) >one.txt
-    refused 'held-out side .*-heldout' -data one.txt -run start
+    fails 'held-out side .*-heldout' -data one.txt -run start
     [ ! -e start ]
-    refused 'sequence of 100000' -ctx 100000 -run mine
-    [ -d mine ] && [ -z "$(ls mine)" ]
+    fails 'sequence of 100000' -ctx 100000 -run mine
+    [ -d mine ]
+    [ -z "$(ls mine)" ]
     cp -r run kept
-    refused 'holds no story' -data empty.txt -run kept -force
+    fails 'holds no story' -data empty.txt -run kept -force
     diff -r -x lock run kept # the lock names its last process
     [ ! -e kept.old-1 ]
     "$program" -tokenize -data stories.txt -vocab 300 -run started >/dev/null
-    refused 'sequence of 100000' -ctx 100000 -run started -resume
+    fails 'sequence of 100000' -ctx 100000 -run started -resume
     "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
+heldout_is_not_trained_on() {
+    ln -sf stories.txt symlink.txt
+    ln -f stories.txt hardlink.txt
+    mkdir -p folder other-folder
+    cp stories.txt folder/one.txt
+    cp stories.txt folder/two.txt
+    ln -f folder/two.txt other-folder/zwei.txt
+    local both='both hold the file .*; name other text'
+    for heldout in stories.txt ./stories.txt symlink.txt hardlink.txt; do
+        refused 2 "$both" -data stories.txt -heldout $heldout $small -steps 1 -run never
+    done
+    for heldout in folder folder/two.txt other-folder; do
+        refused 2 "$both" -data folder -heldout $heldout $small -steps 1 -run never
+    done
+    refused 2 "$both" -data folder/one.txt -heldout folder -vocab 300 -tokenize -run never
+    refused 2 "$both" -data folder -heldout folder -compare naive,flash $small -steps 1 -run never
+    refused 2 'both hold the file run/tokens/heldout-.*; name other shards' -data 'run/tokens/*.bin' \
+        -heldout 'run/tokens/heldout-*.bin' $small -steps 1 -run never
+    [ ! -e never ]
+    "$program" -data folder/one.txt -heldout folder/two.txt $small -steps 1 -run apart >out # as good as another text
+    "$program" -evaluate -load apart -heldout folder/one.txt >out 2>err
+}
+
 too_large_is_an_answer() {
-    fails 1 'lower -micro' -batch 100000 -micro 100000 -ctx 1024 -channels 1024 -steps 1 -run never
-    fails 2 '' -layers 1000000 -run never
-    fails 2 '' -ctx 1000000000000 -run never
+    refused 1 'lower -micro' -batch 100000 -micro 100000 -ctx 1024 -channels 1024 -steps 1 -run never
+    refused 2 '' -layers 1000000 -run never
+    refused 2 '' -ctx 1000000000000 -run never
     [ ! -e never ]
 }
 
 asking() {
     "$program" -help >out 2>err
-    [ ! -s err ] && [ "$(wc -L <out)" -le 100 ]
+    [ ! -s err ]
+    [ "$(wc -L <out)" -le 100 ]
     "$program" -version | grep -q '^train_gpt [0-9]'
     "$program" -dry-run $train -run never >out 2>err
     for table in data model 'a step' kernels memory disk; do grep -q "^$table\$" out; done
-    [ ! -e never ] && [ ! -s err ]
+    [ ! -e never ]
+    [ ! -s err ]
     "$program" -print-config -lr 0.5 >out
     grep -q '"lr": 0.5' out
     "$program" -print-config -resume -run run >out
@@ -389,35 +410,36 @@ minutes_fix_the_steps() {
     [ "$steps" -ge 3 ]
     grep -q "^step $steps/$steps " out
     grep -q 'floor' out # built-in stories: it is known
-    grep -q '^step 1/?.*tokens/s$' out && ! grep -q ' 0 s left' <(grep -v "^step $steps/" out | head -n 3)
+    holds out '^step 1/?.*tokens/s$'
+    grep -v "^step $steps/" out | head -n 3 >first
+    lacks first ' 0 s left'
     # The warm-up that the first steps were taken in stays.
     grep -q '"warmup": 50,' timed/run.json
     # Evaluations that would take too long are of fewer tokens, and stay so.
     "$program" -stories 50 ${small% -eval-tokens*} -vocab 400 -minutes 0.01 -samples 0 -run brief >out 2>err
     tokens=$(sed -n 's/.*"eval_tokens": \([0-9]*\),.*/\1/p' brief/run.json)
-    [ "$tokens" -ge 32 ] && [ "$tokens" -lt 131072 ]
+    [ "$tokens" -ge 32 ]
+    [ "$tokens" -lt 131072 ]
     [ "$(grep '"type":"eval"' brief/log.jsonl | grep -vc "\"tokens\":$tokens,")" = 0 ]
     # The same command goes on with the same schedule.
     "$program" -stories 50 $small -vocab 400 -minutes 0.03 -run timed -resume | grep -q 'nothing is left'
 }
 
 not_finite_ends_a_run() {
-    status=0
-    "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 1000 -eval-every 0 -checkpoint-every 1 \
-        -run wild >out 2>err || status=$?
-    [ $status = 1 ] && [ "$(grep -c 'not finite' err)" = 3 ] && [ "$(grep -c '^train_gpt: error: ' err)" = 1 ]
+    ends_with 1 "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 1000 -eval-every 0 \
+        -checkpoint-every 1 -run wild
+    [ "$(grep -c 'not finite' err)" = 3 ]
+    [ "$(grep -c '^train_gpt: error: ' err)" = 1 ]
     tail -n 1 wild/log.jsonl | grep -q '"reason":"failed: '
     # Nothing was saved after the first step that was not finite.
     bad=$(sed -n 's/.*note: step \([0-9]*\):.*/\1/p' err | head -n 1)
-    newest=$(ls wild/checkpoints | sed 's/step-0*//' | sort -n | tail -n 1)
-    [ "$newest" -lt "$bad" ]
+    [ "$(newest wild)" -lt "$bad" ]
 }
 
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
-    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage \
-    failed_starts too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
+    failed_starts heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
     run_test $test
 done
-echo "program: $passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ]
+finish

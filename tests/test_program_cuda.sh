@@ -3,39 +3,16 @@
 # that was not, and a GPU begins with the CPU's weights and sees its batches and dropout masks. Takes the program's
 # path; ends with "program_cuda: N passed, N failed, N skipped". Skipped where the program finds no GPU.
 set -u
-program=$(realpath "${1:?usage: test_program_cuda.sh PROGRAM}")
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-passed=0 failed=0 skipped=0
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests program_cuda "$@"
 
 # Heads of 32 channels, dropout on, two evaluations and a checkpoint on the way.
 train=(-stories 200 -vocab 300 -layers 2 -heads 2 -channels 64 -ctx 64 -batch 8 -dropout 0.1 -deterministic
     -steps 6 -eval-every 2 -checkpoint-every 3 -keep 9 -sample-tokens 20 -eval-tokens 640)
 
-if ! "$program" "${train[@]}" -device cuda -dry-run >out 2>err; then
-    echo "  skipped program_cuda: $(cat err)"
-    echo "program_cuda: 0 passed, 0 failed, 1 skipped"
-    exit
-fi
+"$program" "${train[@]}" -device cuda -dry-run >out 2>err || skip_all "$(cat err)"
 
-# run_test NAME ARGUMENT...
-run_test() {
-    (set -e; "$@") >"$tmp/output" 2>&1
-    local status=$?
-    if [ $status -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "  FAILED $*"
-        tail -n 12 "$tmp/output" | sed 's/^/    /'
-    fi
-}
-
-say_and_fail() { echo "$*"; return 1; }
-
-# The steps of a log without what time has to do with: step, loss, lr, gradient norm, tokens.
-steps_of() { grep '"type":"step"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
 # Weights, and AdamW's m and v.
 same_model() {
     for file in model.safetensors optimizer.safetensors; do
@@ -121,5 +98,4 @@ run_test resume_is_bit_equal naive
 run_test a_stop_changes_nothing flash
 run_test a_stop_changes_nothing naive
 run_test starts_like_the_cpu
-echo "program_cuda: $passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+finish

@@ -4,18 +4,14 @@
 # every kind of moment. Takes the program's path; prints what failed, and at last
 # "ranks_mpi: N passed, N failed, N skipped". Ranks are CPU processes of this machine; where it has several GPUs
 # and the program can use them, they are on those.
-# shellcheck disable=SC2317,SC2086 # functions are called by names in variables, which also hold several words
+# shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_ranks.sh PROGRAM}")
-[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} # MPI's own leaks
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests ranks_mpi "$@"
+export ASAN_OPTIONS=detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS} # MPI's own leaks
 # What Open MPI leaves of processes that were killed goes with everything else.
 export OMPI_MCA_btl_vader_backing_directory=$tmp OMPI_MCA_orte_tmpdir_base=$tmp
-unset OMP_NUM_THREADS
-passed=0 failed=0 skipped=0
 
 # group TEST...: one after the other in a folder of their own, while other groups run. ONLY names some of all tests.
 group() {
@@ -33,27 +29,11 @@ group() {
 }
 # What the groups have left.
 count_results() {
-    local file test
+    local file
     for file in "$tmp"/*.done; do
-        test=$(basename "${file%.*.done}")
-        case $file in
-        *.0.done) passed=$((passed + 1)) ;;
-        *.77.done) skipped=$((skipped + 1)); echo "  skipped $test: $(tail -n 1 "$file")" ;;
-        *) failed=$((failed + 1)); echo "  FAILED $test"; tail -n 25 "$file" | sed 's/^/    /' ;;
-        esac
+        [[ $file =~ /([^/]*)[.]([0-9]*)[.]done$ ]] && count_result "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}" "$file"
     done
 }
-finish() {
-    echo "ranks_mpi: $passed passed, $failed failed, $skipped skipped"
-    [[ $failed == 0 ]]
-    exit
-}
-skip_all() {
-    skipped=1
-    echo "  skipped: $1"
-    finish
-}
-say_and_fail() { echo "$*"; return 1; }
 
 command -v mpirun > /dev/null || skip_all 'no mpirun (dev/setup installs one)'
 OMPI_COMM_WORLD_SIZE=2 "$program" -dry-run 2>&1 | grep -q 'has no MPI' && skip_all 'this build has no MPI'
@@ -93,7 +73,6 @@ same_evals() {
         { d = $2 - $5; e = $3 - $6; if (NF != 6 || d > close_to || -d > close_to || e > close_to || -e > close_to) { print; bad = 1 } }
         END { exit bad || NR == 0 }' || say_and_fail "held-out losses of $1 and $2 differ"
 }
-same_model() { cmp "$1/checkpoints/$3/model.safetensors" "$2/checkpoints/$3/model.safetensors"; }
 
 # ---- the same result ----
 same_losses() {
@@ -108,11 +87,11 @@ same_losses() {
     grep -q '^ *ranks  *'"$most"' on 1 host' out
     # What is in the log is what one process alone, without a launcher, has.
     "$program" $small -dropout 0.1 -lr 1e-3 -steps 50 -eval-every 10 -eval-tokens 640 -run alone > out 2> err
-    same_model alone same-1 step-00000050
+    same_state "$(step_of alone 50)" "$(step_of same-1 50)"
 }
 same_bits() {
     ranks "$most" $small -dropout 0.1 -lr 1e-3 -steps 50 -eval-every 10 -eval-tokens 640 -run again
-    same_model again "same-$most" step-00000050
+    same_state "$(step_of again 50)" "$(step_of "same-$most" 50)"
     [[ $(losses again) == "$(losses "same-$most")" && $(evals again) == "$(evals "same-$most")" ]]
 }
 # Seven buckets, more than are under way at once; micro-batches of which the last alone is averaged.
@@ -137,7 +116,7 @@ resume_with_others() {
             ranks "$m" -resume -run "to-$n-$m" -device "${device#-device }"
             near from-1 "to-$n-$m" 6
             # With as many as before, nothing has happened at all.
-            [[ $n != "$m" ]] || same_model "from-$n" "to-$n-$m" step-00000006
+            [[ $n != "$m" ]] || same_state "$(step_of "from-$n" 6)" "$(step_of "to-$n-$m" 6)"
         done
     done
 }
@@ -147,7 +126,7 @@ minutes() {
 }
 
 # ---- what is refused, by all with one message ----
-refused() { # CODE WORDS N ARGUMENT...
+all_refuse() { # CODE WORDS N ARGUMENT...
     local code=$1 words=$2 status=0
     shift 2
     ranks "$@" || status=$?
@@ -157,15 +136,17 @@ refused() { # CODE WORDS N ARGUMENT...
 }
 refusals() {
     local mode
-    refused 2 'use -batch 6 or 8, or 1 rank$' 2 $small -batch 7 -run no
+    all_refuse 2 'use -batch 6 or 8, or 1 rank$' 2 $small -batch 7 -run no
     for mode in -generate '-compare naive,flash' -encode; do
-        refused 2 'runs in one process' 2 $mode
+        all_refuse 2 'runs in one process' 2 $mode
     done
-    refused 2 'no flag -layerz; did you mean' 2 -layerz 3
-    refused 2 'rank 1 on .*layers is 3 here and 2 on rank 0' 1 $small -run no : -n 1 "$program" $small -layers 3 -run no
-    refused 1 'nowhere.txt' 2 $small -data nowhere.txt -run no
+    all_refuse 2 'no flag -layerz; did you mean' 2 -layerz 3
+    all_refuse 2 'rank 1 on .*layers is 3 here and 2 on rank 0' 1 $small -run no : -n 1 "$program" $small -layers 3 -run no
+    all_refuse 1 'nowhere.txt' 2 $small -data nowhere.txt -run no
     [[ ! -e no ]] || say_and_fail 'a refused run left a folder'
-    ranks 2 -version && [[ $(wc -l < out) == 1 ]]
+    TRAIN_GPT_SIMD=mmx ranks 2 -version
+    [[ $(wc -l < out) == 1 ]]
+    [[ $(grep -c 'note: TRAIN_GPT_SIMD=mmx' err) == 1 ]] # rank 0 says it for all
     # A launcher that this MPI knows nothing of.
     if OMPI_COMM_WORLD_SIZE='' SLURM_STEP_NUM_TASKS=3 "$program" $small -run no > out 2> err; then
         say_and_fail 'three tasks that do not know each other were taken for one'
@@ -175,28 +156,31 @@ refusals() {
 # Two hosts whose folders are not the same: the tokens of each, or none.
 other_data() {
     [[ $open_mpi == yes ]] || { echo 'needs -wdir'; exit 77; }
-    local text="-data t/train-*.bin -heldout t/heldout-*.bin -steps 2" status=0
+    local text="-data t/train-*.bin -heldout t/heldout-*.bin -steps 2" make="-stories 60 -vocab 300 -threads 1 -tokenize"
+    local status=0
     mkdir -p a b c
-    "$program" $small -tokenize -run made > out 2>&1
+    "$program" $make -seed 3 -run made > out 2>&1
     cp -r made/tokens a/t
     cp -r made/tokens b/t
-    "$program" $small -tokenizer made -seed 4 -tokenize -run other > out 2>&1
+    "$program" $make -seed 4 -tokenizer made -run other > out 2>&1
     cp other/tokens/train-00000.bin b/t/
     set -f
     timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$PWD/a" "$program" $small $text -run "$PWD/r" : \
         -n 1 -wdir "$PWD/b" "$program" $small $text -run "$PWD/r" < /dev/null > out 2> err || status=$?
-    [[ $status == 1 ]] && grep -q '^train_gpt: error: rank 1 on .*the tokens: found training' err
+    [[ $status == 1 ]]
+    holds err '^train_gpt: error: rank 1 on .*the tokens: found training'
     status=0
     timeout -k 5 60 "${launch[@]}" -n 1 -wdir "$PWD/a" "$program" $small -steps 2 -run here : \
         -n 1 -wdir "$PWD/c" "$program" $small -steps 2 -run here < /dev/null > out 2> err || status=$?
-    [[ $status == 1 ]] && grep -q '^train_gpt: error: rank 1 on .*file system that all hosts share' err
+    [[ $status == 1 ]]
+    holds err '^train_gpt: error: rank 1 on .*file system that all hosts share'
     [[ ! -e a/here && ! -e c/here ]]
 }
 one_gpu_for_two() {
     ((gpus > 0)) || { echo 'no GPU here'; exit 77; }
     "$program" -device cuda -dry-run > out 2>&1 || { echo 'this build or driver cannot use the GPU'; exit 77; }
     local too_many=$((gpus + 1))
-    refused 1 'fewer GPUs than ranks' $too_many $small -batch $too_many -device cuda -run no
+    all_refuse 1 'fewer GPUs than ranks' $too_many $small -batch $too_many -device cuda -run no
 }
 # What several ranks do, done by one for nothing: the same bits.
 averaging_alone() {
@@ -207,7 +191,7 @@ averaging_alone() {
         [[ $run == without ]] || export TRAIN_GPT_AVERAGE_ALONE=1
         "$program" $small $on -deterministic -steps 5 -samples 0 -eval-tokens 64 -run "$run" > out 2> err
     done
-    same_model with without step-00000005
+    same_state "$(step_of with 5)" "$(step_of without 5)"
 }
 
 # ---- nothing hangs ----
@@ -301,7 +285,7 @@ signalled() { # CODE
     [[ $(grep -c '"type":"end"' run/log.jsonl) == 1 ]] || say_and_fail 'not one end in the log'
     local last
     last=$(losses run | tail -n 1 | cut -d ' ' -f 1)
-    [[ -e $(printf 'run/checkpoints/step-%08d/MANIFEST' "$last") ]] || say_and_fail "step $last is not saved"
+    [[ -e $(step_of run "$last")/MANIFEST ]] || say_and_fail "step $last is not saved"
 }
 signals() {
     start "$most"; until_seen step_done 5; kill -TERM "$(cat pid.1)"; signalled 143
@@ -322,7 +306,8 @@ damaged_shard() {
     printf '\377' | dd of=damaged/tokens/train-00000.bin bs=1 seek=3001 conv=notrunc 2> /dev/null
     local status=0
     ranks 2 -resume -run damaged || status=$?
-    [[ $status != 0 && $status != 124 ]] && grep -q '^train_gpt: error: .*train-00000.bin' err
+    [[ $status != 0 && $status != 124 ]]
+    holds err '^train_gpt: error: .*train-00000.bin'
 }
 
 # Those of one line build on each other's runs. They mostly wait: for mpirun to start, and to kill.

@@ -6,84 +6,52 @@
 # beside which tests/faulty_train_gpt was built; at last "resume: N passed, N failed, N skipped".
 # shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_resume.sh PROGRAM}")
-faulty=$(dirname "$program")/tests/faulty_train_gpt
-unset OMP_NUM_THREADS
-[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-passed=0 failed=0 skipped=0
-
-count() { # NAME STATUS: of what printed into the file `output`
-    if (($2 == 0)); then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "  FAILED $1"
-        tail -n 12 output | sed 's/^/    /'
-    fi
-}
-skip() { skipped=$((skipped + 1)); echo "  skipped $1: $2"; }
-finish() {
-    echo "resume: $passed passed, $failed failed, $skipped skipped"
-    [[ $failed == 0 ]]
-    exit
-}
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests resume "$@"
 
 # 35 windows of 16 tokens, 2 a step: an epoch ends within step 18 and with step 35. The held-out story, the last,
 # is another kind of story, so that its loss rises again.
-for i in $(seq 19); do
-    printf 'Anna had %d hats. Ben lost it\n<|endoftext|>\n' "$i"
-done > stories.txt
+stories 19 > stories.txt
 echo 'Tom saw two cats; Lily ran to the pond' >> stories.txt
 steps=50
 small="-data stories.txt -vocab 257 -device cpu -threads 1 -layers 2 -heads 2 -channels 16 -ctx 16 -batch 2 -dropout 0.1
     -lr 4e-2 -warmup 5 -eval-every 3 -eval-tokens 32 -sample-every 7 -samples 9 -sample-tokens 4
     -checkpoint-every 4"
 
-rows() { grep "\"type\":\"$2\"" "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
 state() { sed '/"seconds"/d' "$1/state.json"; }
-last() { printf '%s/checkpoints/step-%08d' "$1" $steps; }
+last() { step_of "$1" $steps; }
 best() { sed -n 's/.*"best_step": \([0-9]*\).*/\1/p' "$(last "$1")/state.json"; }
 
-same_model() { cmp "$(last reference)/$2.safetensors" "$(last "$1")/$2.safetensors"; }
 # Everything that a run leaves: model, optimizer, where it stands, its best, its log.
 is_same() {
     local type step
-    same_model "$1" model && same_model "$1" optimizer || return
+    same_state "$(last reference)" "$(last "$1")" || return
     diff <(state "$(last reference)") <(state "$(last "$1")") || return
-    step=$(printf 'checkpoints/step-%08d' "$(best reference)")
-    cmp "reference/$step/model.safetensors" "$1/$step/model.safetensors" || return
+    step=$(best reference)
+    cmp "$(step_of reference "$step")/model.safetensors" "$(step_of "$1" "$step")/model.safetensors" || return
     for type in step eval sample; do
         diff <(rows reference $type) <(rows "$1" $type) || { echo "rows of type $type"; return 1; }
     done
     [[ $(grep -c '"type":"end"' "$1/log.jsonl") == 1 ]]
 }
-ends_with() { # CODE COMMAND...
-    local expected=$1 status=0
-    shift
-    "$@" > out 2> err || status=$?
-    ((status == expected)) || { echo "exit code $status, expected $expected: $(tail -n 1 err)"; return 1; }
-}
 
-ends_with 0 "$program" $small -steps $steps -run reference > output 2>&1
-count 'the run without a stop' $?
-((failed == 0)) || finish
+run_as 'the run without a stop' ends_with 0 "$program" $small -steps $steps -run reference
+((failed == 0)) || { finish; exit; }
 # The best is that of all evaluations after a step, and for what follows neither the first nor the last.
 lowest() { rows "$1" eval | awk -F'[:,]' '$4 > 0 { print $6, $4 }' | sort -g | sed -n '1s/.* //p'; }
-{
-    [[ $(best reference) == "$(lowest reference)" ]] || echo "the best is $(best reference), not $(lowest reference)"
-    [[ $(best reference) -gt 3 && $(best reference) -lt $steps ]] || echo "the best is $(best reference)"
-    sed -n 's/^  an epoch *//p' out | grep -v '^35 windows'
-} > output
-count 'the run has a best in its middle, and epochs of 35 windows' $(($(wc -l < output) > 0))
+best_in_the_middle() {
+    [[ $(best reference) == "$(lowest reference)" ]] || say_and_fail "the best is $(best reference), not $(lowest reference)"
+    [[ $(best reference) -gt 3 && $(best reference) -lt $steps ]] || say_and_fail "the best is $(best reference)"
+    holds out '^  an epoch *35 windows'
+}
+run_as 'the run has a best in its middle, and epochs of 35 windows' best_in_the_middle
 
 # ---- a signal, SIGKILL ----
 stopped_at() { # CODE FAULTS STEPS-THAT-ARE-SAVED
     rm -rf stopped moved
     ends_with "$1" env FAULTS="$2" "$faulty" $small -steps $steps -run stopped || return
-    [[ -z $3 || -d $(printf 'stopped/checkpoints/step-%08d' "$3") ]] || { ls stopped/checkpoints; return 1; }
+    [[ -z $3 || -d $(step_of stopped "$3") ]] || { ls stopped/checkpoints; return 1; }
     mv stopped moved || return
     ends_with 0 "$program" -resume -run moved || return
     [[ ! -s err ]] || { cat err; return 1; }
@@ -93,27 +61,20 @@ if [[ -x $faulty ]]; then
     signals=(INT TERM USR1) codes=(130 143 138)
     for k in 1 2 3 6 7 8 12 14 17 18 19 21 24 28 34 35 36 42 48 49; do
         i=$((k % 3))
-        stopped_at ${codes[i]} step:$k:${signals[i]} $k > output 2>&1
-        count "stopped by SIG${signals[i]} in step $k" $?
-        stopped_at 137 step:$k:KILL '' > output 2>&1
-        count "killed in step $k" $?
+        run_as "stopped by SIG${signals[i]} in step $k" stopped_at ${codes[i]} step:$k:${signals[i]} $k
+        run_as "killed in step $k" stopped_at 137 step:$k:KILL ''
     done
     for k in 3 21 42 $steps; do
-        stopped_at 130 evaluation:$k:INT $k > output 2>&1
-        count "stopped in the evaluation after step $k" $?
+        run_as "stopped in the evaluation after step $k" stopped_at 130 evaluation:$k:INT $k
     done
     for k in 7 14 21 42 $steps; do
-        stopped_at 143 sampling:$k:TERM $k > output 2>&1
-        count "stopped in the stories after step $k" $?
+        run_as "stopped in the stories after step $k" stopped_at 143 sampling:$k:TERM $k
     done
     for k in 4 12 28 $steps; do
-        stopped_at 138 saving:$k:USR1 $k > output 2>&1
-        count "stopped while step $k is saved" $?
-        stopped_at 137 saving:$k:KILL '' > output 2>&1
-        count "killed while step $k is saved" $?
+        run_as "stopped while step $k is saved" stopped_at 138 saving:$k:USR1 $k
+        run_as "killed while step $k is saved" stopped_at 137 saving:$k:KILL ''
     done
-    stopped_at 130 evaluation:0:INT '' > output 2>&1
-    count 'stopped in the evaluation before the first step' $?
+    run_as 'stopped in the evaluation before the first step' stopped_at 130 evaluation:0:INT ''
 
     many_times() {
         rm -rf stopped
@@ -124,8 +85,7 @@ if [[ -x $faulty ]]; then
         done
         ends_with 0 "$program" -resume -run stopped && is_same stopped
     }
-    many_times > output 2>&1
-    count 'stopped twelve times' $?
+    run_as 'stopped twelve times' many_times
     # Killed while that is made up for which a stop had left: after the evaluation, in the saving, after it.
     killed_in_the_rest() {
         rm -rf stopped
@@ -138,8 +98,7 @@ if [[ -x $faulty ]]; then
         ends_with 137 env FAULTS=step:22:KILL "$faulty" -resume -run stopped || return
         ends_with 0 "$program" -resume -run stopped && is_same stopped
     }
-    killed_in_the_rest > output 2>&1
-    count 'killed while the rest of a step is done' $?
+    run_as 'killed while the rest of a step is done' killed_in_the_rest
 else
     skip 'signals' "there is no $faulty (make test builds it on Linux)"
 fi
@@ -151,15 +110,13 @@ raised_from() { # K
     rm -rf raised
     ends_with 0 "$program" $small -min-lr 4e-2 -steps "$1" -run raised || return
     ends_with 0 "$program" -resume -run raised -steps $steps || return
-    same_model raised model && same_model raised optimizer &&
-        diff <(rows reference step) <(rows raised step) && diff <(reference_rows reference) <(reference_rows raised)
+    same_state "$(last reference)" "$(last raised)" || return
+    diff <(rows reference step) <(rows raised step) && diff <(reference_rows reference) <(reference_rows raised)
 }
 mv reference cosine
-ends_with 0 "$program" $small -min-lr 4e-2 -steps $steps -run reference > output 2>&1
-count 'the run with a constant learning rate' $?
+run_as 'the run with a constant learning rate' ends_with 0 "$program" $small -min-lr 4e-2 -steps $steps -run reference
 for k in 1 2 3 4 5 7 9 12 14 17 18 19 21 25 29 34 35 42 45 49; do
-    raised_from $k > output 2>&1
-    count "-steps $k, then -steps $steps" $?
+    run_as "-steps $k, then -steps $steps" raised_from $k
 done
 rm -r reference
 
@@ -187,11 +144,9 @@ minutes_are_fixed_once() {
     find again/checkpoints -name 'step-*' | sort | tail -n +25 | xargs rm -r
     ends_with 0 "$program" -resume -run again -steps $steps && is_same again
 }
-minutes_are_fixed_once > output 2>&1
-count '-minutes' $?
+run_as '-minutes' minutes_are_fixed_once
 rm -rf reference again
 mv cosine reference
-steps=50
 
 # ---- flags ----
 # A value that differs from the run's, for every flag of the table that is a setting; those that may change are
@@ -201,8 +156,7 @@ changeable='-attention -deterministic -micro -steps -eval-every -sample-every -s
 help_lists_them() {
     diff <(printf '%s\n' $changeable) <("$program" -help | sed -n '/^when a run goes on/,/^$/p' | grep -o -e '-[a-z][a-z-]*')
 }
-help_lists_them > output 2>&1
-count '-help lists what may change' $?
+run_as '-help lists what may change' help_lists_them
 "$program" -print-config -resume -run reference > settings
 other_value() { # KEY VALUE
     case $1 in
@@ -249,12 +203,10 @@ each_flag() {
     echo "$taken taken, $refused refused"
     ((bad == 0 && taken == 17 && refused >= 20))
 }
-each_flag > output 2>&1
-count 'each flag that differs from the run' $?
+run_as 'each flag that differs from the run' each_flag
 steps_do_not_go_down() {
     ends_with 2 "$program" -resume -run reference -steps $((steps - 1)) || return
     grep -q "error: -steps cannot go down when a run goes on: the run has $steps, found $((steps - 1));" err
 }
-steps_do_not_go_down > output 2>&1
-count '-steps does not go down' $?
+run_as '-steps does not go down' steps_do_not_go_down
 finish

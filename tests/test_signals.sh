@@ -7,49 +7,16 @@
 # SIGNALS_EVERY=n tries every n-th call only (1: all of them).
 # shellcheck disable=SC2086 # lists of flags are words
 set -u
-program=$(realpath "${1:?usage: test_signals.sh PROGRAM}")
-built=$(dirname "$program")/tests
-shim=$built/crash_shim.so faulty=$built/faulty_train_gpt
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "$0")/lib.sh"
+start_tests signals "$@"
 every=${SIGNALS_EVERY:-4}
-export ASAN_OPTIONS=verify_asan_link_order=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}
-unset OMP_NUM_THREADS
-[[ -w /dev/shm ]] && export TMPDIR=/dev/shm
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-cd "$tmp" || exit 1
-passed=0 failed=0 skipped=0
+fresh=(run world world.trace)
 
-skip() { skipped=$((skipped + 1)); echo "  skipped $1: $2"; }
-run_test() { # NAME FUNCTION ARGUMENT...
-    local name=$1 status
-    shift
-    rm -rf run world world.trace
-    (set -e; "$@") > output 2>&1
-    status=$? # a condition would switch -e off
-    case $status in
-    0) passed=$((passed + 1)) ;;
-    77) skip "$name" "$(tail -n 1 output)" ;;
-    *)
-        failed=$((failed + 1))
-        echo "  FAILED $name"
-        tail -n 12 output | sed 's/^/    /'
-        ;;
-    esac
-}
-ends_with() { # CODE COMMAND...
-    local expected=$1 status=0
-    shift
-    "$@" > out 2> err || status=$?
-    ((status == expected)) || { echo "exit code $status, expected $expected: $(tail -n 1 err)"; return 1; }
-}
-holds() { grep -q -e "$2" "$1" || { echo "no '$2' in: $(cat "$1")"; return 1; }; }
 code_of() { case $1 in INT*) echo 130 ;; TERM*) echo 143 ;; *) echo 138 ;; esac; }
-rows() { grep -E '"type":"(step|eval|sample)"' "$1/log.jsonl" | sed 's/,"ms".*"tokens"/,"tokens"/'; }
-last=checkpoints/step-00000004
 is_same() {
-    cmp "reference/$last/model.safetensors" "$1/$last/model.safetensors" &&
-        cmp "reference/$last/optimizer.safetensors" "$1/$last/optimizer.safetensors" &&
-        diff <(rows reference) <(rows "$1")
+    same_state "$(step_of reference 4)" "$(step_of "$1" 4)" &&
+        diff <(rows reference 'step|eval|sample') <(rows "$1" 'step|eval|sample')
 }
 
 mkdir text
@@ -60,17 +27,15 @@ small="-vocab 260 -device cpu -threads 1 -layers 1 -heads 2 -channels 16 -ctx 16
 ends_with 0 "$program" $small -data text -steps 4 -run reference || { cat err; exit 1; }
 
 # ---- at each system call ----
-# The text lies in the folder that is watched, so that its reading is among the calls. The leak checker makes calls
-# where none can be trapped.
-watched() { # WORLD AT HOW
-    CRASH_FOLDER=$tmp/$1 CRASH_TRACE=$tmp/$1.trace CRASH_AT=$2 CRASH_HOW=$3 LD_PRELOAD=$shim \
-        ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 "$program" $small -data "$tmp/$1/text" -steps 4 -run "$tmp/$1/run"
+# The text lies in the folder that is watched, so that its reading is among the calls.
+in_world() { # WORLD AT HOW
+    watched "$@" "$program" $small -data "$tmp/$1/text" -steps 4 -run "$tmp/$1/run"
 }
 signal_at() { # WORLD CALL SIGNAL
     local status=0
     rm -rf "$1" "$1.trace"
     mkdir "$1" && cp -r text "$1/" || return
-    watched "$1" "$2" "$3" > "$1.out" 2> "$1.err" || status=$?
+    in_world "$1" "$2" "$3" > "$1.out" 2> "$1.err" || status=$?
     # What is left to a run that is done when the signal comes is to say so.
     if ((status == 0)) && tail -n 1 "$1/run/log.jsonl" | grep -q '"reason":"done"'; then echo at-the-end >> "$1.seen"
     elif ((status != $(code_of "$3"))); then
@@ -98,7 +63,7 @@ each_call() {
     local calls worker n signals=(INT TERM USR1)
     mkdir world
     cp -r text world
-    ends_with 0 watched world 0 INT
+    ends_with 0 in_world world 0 INT
     calls=$(wc -l < world.trace)
     ((calls > 300)) || { echo "only $calls calls"; return 1; }
     # Two at a time, each in a world of its own.
@@ -125,34 +90,34 @@ each_call() {
 }
 status=0
 if [[ -e $shim ]]; then
-    mkdir world && cp -r text world/ && { watched world 0 INT > out 2> err || status=$?; }
+    mkdir world && cp -r text world/ && { in_world world 0 INT > out 2> err || status=$?; }
 fi
 if [[ ! -e $shim ]]; then
     skip 'a signal at each call' "there is no $shim (make test builds it on Linux)"
 elif ((status == 77)); then
     skip 'a signal at each call' 'this system has no seccomp filters'
 else
-    run_test 'a signal at each call' each_call
+    run_as 'a signal at each call' each_call
     passed=$((passed + $(cat each_call.[01] | wc -l)))
 fi
 two_at_a_call() { # SIGNAL WORDS-OF-CALL
     local n
     mkdir world
     cp -r text world
-    watched world 0 INT > out 2> err
+    in_world world 0 INT > out 2> err
     n=$(sed -n "s,^\([0-9]*\) $2.*,\1,p" world.trace | head -n 1)
     rm -r world
     mkdir world
     cp -r text world
-    ends_with "$(code_of "$1")" watched world "$n" "$1*2"
+    ends_with "$(code_of "$1")" in_world world "$n" "$1*2"
     [[ ! -e world/run/log.jsonl ]] || ! grep -q '"type":"end"' world/run/log.jsonl # nothing more was done
     ends_with 0 "$program" $small -data "$tmp/world/text" -steps 4 -run world/run -resume
     is_same world/run
 }
 if [[ -e $shim ]] && ((status != 77)); then
-    run_test 'two signals while reading' two_at_a_call INT "read .*/text/7.txt"
-    run_test 'two signals while writing tokens' two_at_a_call TERM "write .*/heldout-00000"
-    run_test 'two signals while saving' two_at_a_call USR1 "write .*/optimizer.safetensors"
+    run_as 'two signals while reading' two_at_a_call INT "read .*/text/7.txt"
+    run_as 'two signals while writing tokens' two_at_a_call TERM "write .*/heldout-00000"
+    run_as 'two signals while saving' two_at_a_call USR1 "write .*/optimizer.safetensors"
 fi
 
 # ---- in the middle of what makes no calls ----
@@ -192,37 +157,31 @@ instead() { # SIGNAL FAULT ARGUMENT...
 }
 # A comparison's runs are processes of their own; a signal to the first one is handed on.
 comparing() { # SIGNAL
-    local process status=0
     "$program" $small -data text -steps 100000 -compare naive,flash -run run > out 2> err &
-    process=$!
-    for _ in $(seq 600); do
-        grep -q -s '"step":2,' run/naive/log.jsonl && break
-        sleep 0.05
-    done
-    kill -s "$1" $process
-    wait $process || status=$?
-    ((status == $(code_of "$1"))) || { echo "exit code $status: $(cat err)"; return 1; }
+    local process=$!
+    until_step run/naive 2
+    stops "$1" $process "$(code_of "$1")"
     tail -n 1 run/naive/log.jsonl | grep -q "\"reason\":\"SIG$1\""
-    [[ -n $(ls run/naive/checkpoints) ]]
+    [[ -n $(newest run/naive) ]]
 }
 if [[ -x $faulty ]]; then
     for signal in INT TERM USR1; do
-        run_test "SIG$signal while the tokenizer is trained" while_merging $signal
-        run_test "SIG$signal in the rehearsal" in_a_phase $signal rehearsal 0
-        run_test "SIG$signal in the first evaluation" in_a_phase $signal evaluation 0
-        for step in 1 2 4; do run_test "SIG$signal in step $step" in_a_phase $signal step $step; done
+        run_as "SIG$signal while the tokenizer is trained" while_merging $signal
+        run_as "SIG$signal in the rehearsal" in_a_phase $signal rehearsal 0
+        run_as "SIG$signal in the first evaluation" in_a_phase $signal evaluation 0
+        for step in 1 2 4; do run_as "SIG$signal in step $step" in_a_phase $signal step $step; done
         for place in evaluation sampling saving; do
-            for step in 2 4; do run_test "SIG$signal in $place after step $step" in_a_phase $signal $place $step; done
+            for step in 2 4; do run_as "SIG$signal in $place after step $step" in_a_phase $signal $place $step; done
         done
         for place in step evaluation sampling saving; do
-            run_test "two SIG$signal in $place" two_in_a_phase $signal $place 2
+            run_as "two SIG$signal in $place" two_in_a_phase $signal $place 2
         done
-        run_test "SIG$signal in -generate" instead $signal sampling:0 -generate -load reference -device cpu
-        run_test "SIG$signal in -evaluate" instead $signal evaluation:0 -evaluate -load reference -device cpu
-        run_test "two SIG$signal in -generate" instead "$signal*2" sampling:0 -generate -load reference -device cpu
-        run_test "SIG$signal in -compare" comparing $signal
+        run_as "SIG$signal in -generate" instead $signal sampling:0 -generate -load reference -device cpu
+        run_as "SIG$signal in -evaluate" instead $signal evaluation:0 -evaluate -load reference -device cpu
+        run_as "two SIG$signal in -generate" instead "$signal*2" sampling:0 -generate -load reference -device cpu
+        run_as "SIG$signal in -compare" comparing $signal
     done
-    for place in step evaluation sampling saving; do run_test "SIGHUP in $place" hang_up $place 2; done
+    for place in step evaluation sampling saving; do run_as "SIGHUP in $place" hang_up $place 2; done
 else
     skip 'signals in a phase' "there is no $faulty (make test builds it on Linux)"
 fi
@@ -246,23 +205,23 @@ streams_are_closed() { # REDIRECTION...
     # The files that are open all along.
     [[ $(cat run/lock) =~ ^[0-9]+$ ]] || { echo "the lock holds: $(head -n 3 run/lock)"; return 1; }
     if grep -v '^{"type":.*}$' run/log.jsonl; then return 1; fi
-    for file in config.json tokenizer.json merges.txt; do cmp "reference/$last/$file" "run/$last/$file"; done
+    for file in config.json tokenizer.json merges.txt; do cmp "$(step_of reference 4)/$file" "$(step_of run 4)/$file"; done
     diff <(sed '/"data"/d' reference/run.json) <(sed '/"data"/d' run/run.json)
 }
-stdout_is_closed_to_a_filter() {
-    status=0
-    "$program" -generate -load reference -sample-tokens 5 > /dev/full 2> err || status=$?
-    ((status == 1)) && holds err 'error: cannot write to stdout'
-    status=0
-    "$program" -generate -load reference -sample-tokens 5 2> err >&- || status=$?
-    ((status == 1)) && holds err 'error: cannot write to stdout'
-    status=0
-    "$program" -encode -tokenizer reference 2> err <&- || status=$?
-    ((status == 1)) && holds err 'error: cannot read stdin'
+full_stdout() { "$@" > /dev/full; }
+closed_stdout() { "$@" >&-; }
+closed_stdin() { "$@" <&-; }
+streams_of_a_filter() {
+    ends_with 1 full_stdout "$program" -generate -load reference -sample-tokens 5
+    holds err 'error: cannot write to stdout'
+    ends_with 1 closed_stdout "$program" -generate -load reference -sample-tokens 5
+    holds err 'error: cannot write to stdout'
+    ends_with 1 closed_stdin "$program" -encode -tokenizer reference
+    holds err 'error: cannot read stdin'
 }
 # The terminal goes away under a run that is its session's leader: SIGHUP, and writing fails with EIO.
 terminal_goes_away() {
-    command -v python3 > /dev/null || { echo 'no python3'; exit 77; }
+    needs_python
     python3 - "$program" $small -data text -steps 4 -run run << 'PYTHON'
 import os, pty, sys
 process, terminal = pty.fork()
@@ -276,14 +235,13 @@ sys.exit(status != 0)
 PYTHON
     is_same run
 }
-run_test 'the reader of stdout goes away' reader_goes_away
-run_test 'stdout is closed' streams_are_closed '> /dev/null >&-'
-run_test 'stderr is closed' streams_are_closed '> /dev/null 2>&-'
-run_test 'stdin, stdout and stderr are closed' streams_are_closed '<&- >&- 2>&-'
+run_as 'the reader of stdout goes away' reader_goes_away
+run_as 'stdout is closed' streams_are_closed '> /dev/null >&-'
+run_as 'stderr is closed' streams_are_closed '> /dev/null 2>&-'
+run_as 'stdin, stdout and stderr are closed' streams_are_closed '<&- >&- 2>&-'
 if [[ -e /dev/full ]]; then
-    run_test 'stdout is full' streams_are_closed '> /dev/full'
-    run_test 'stdout of a filter is closed' stdout_is_closed_to_a_filter
+    run_as 'stdout is full' streams_are_closed '> /dev/full'
+    run_as 'a standard stream of a filter is closed' streams_of_a_filter
 fi
-run_test 'the terminal goes away' terminal_goes_away
-echo "signals: $passed passed, $failed failed, $skipped skipped"
-[[ $failed == 0 ]]
+run_as 'the terminal goes away' terminal_goes_away
+finish
