@@ -29,7 +29,7 @@ resume_is_bit_equal() {
     local straight=straight-$1 resumed=resumed-$1
     "$program" "${train[@]}" -device cuda -attention "$1" -run "$straight" >/dev/null
     cp -r "$straight" "$resumed"
-    rm -r "$resumed/checkpoints/step-00000006"
+    rm -r "$resumed"/checkpoints/step-0000000[46] # 4: a new best
     "$program" -resume -run "$resumed" >out
     grep -q 'going on after step 3' out
     same_model "$straight" "$resumed" 6
