@@ -90,17 +90,6 @@ static bool parse(int argc, char **argv, Settings *s, Error *err) {
     return true;
 }
 
-static const Ops *find_ops(const char *device) {
-    const Ops *const all[] = {&ops_cpu,
-#ifdef USE_CUDA
-                              &ops_cuda, &ops_cuda_fp32
-#endif
-    };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (strcmp(all[i]->name, device) == 0) return all[i];
-    return NULL;
-}
-
 /* ---- the device: its libraries' products and copies alone ---- */
 typedef struct Bench {
     const Settings *settings;
@@ -442,7 +431,7 @@ static void print_report(const Bench *bench, const GptConfig *config, const char
 }
 
 static bool run(const Settings *s, Ranks *ranks, Error *err) {
-    Bench bench = {.settings = s, .ops = find_ops(s->device), .ranks = ranks};
+    Bench bench = {.settings = s, .ops = ops_find(s->device), .ranks = ranks};
     if (!bench.ops) return error_set(err, "this build has no device %s", s->device);
     bench.stream = bench.ops->open(ranks->local_rank, (int)s->threads, err);
     if (!ranks_all(ranks, bench.stream != NULL, NULL, err) ||

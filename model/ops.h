@@ -168,6 +168,8 @@ extern const Ops ops_cpu;
 #ifdef USE_CUDA
 extern const Ops ops_cuda, ops_cuda_fp32; /* bf16 activations; fp32 ones, for checking */
 #endif
+/* The device of that name; NULL: this build has none. */
+const Ops *ops_find(const char *name);
 
 #ifdef __cplusplus
 }

@@ -21,17 +21,6 @@ static const AdamW settings = {
     .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .clip = 1};
 static const float lr = 1e-3f;
 
-static const Ops *find_ops(const char *device) {
-    const Ops *const all[] = {&ops_cpu,
-#ifdef USE_CUDA
-                              &ops_cuda, &ops_cuda_fp32
-#endif
-    };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (strcmp(all[i]->name, device) == 0) return all[i];
-    return NULL;
-}
-
 /* Far from the small weights that training begins with, so that every part of the network carries a gradient
  * of its own size; cut to the 8 bits of bf16, so that every device begins with the same. */
 static void set_weights(Gpt *gpt) {
@@ -120,7 +109,7 @@ static int run(char **argument, Error *err) {
         }
         n[i] = (size_t)number;
     }
-    const Ops *ops = find_ops(argument[0]);
+    const Ops *ops = ops_find(argument[0]);
     Stream *stream = ops ? ops->open(0, 0, err) : NULL;
     if (!stream) {
         printf("%s\n", ops ? err->text : "this build has no such device");
