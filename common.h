@@ -89,9 +89,9 @@ bool path_fsync(const char *path, Error *err); /* a file or a folder */
  * of them call folder_write_abort, which removes what was written. */
 typedef struct FolderWrite FolderWrite;
 FolderWrite *folder_write_begin(const char *path, Error *err);
-bool folder_write_open(FolderWrite *folder, const char *name, Error *err);           /* start a file */
+bool folder_write_open(FolderWrite *folder, const char *name, Error *err);                /* start a file */
 bool folder_write_bytes(FolderWrite *folder, const void *bytes, size_t size, Error *err); /* ... more */
-bool folder_write_close(FolderWrite *folder, Error *err);                            /* end the file */
+bool folder_write_close(FolderWrite *folder, Error *err);                                 /* end the file */
 bool folder_write_file(FolderWrite *folder, const char *name, const void *bytes, size_t size, Error *err);
 bool folder_write_commit(FolderWrite *folder, Error *err); /* frees it on success */
 void folder_write_abort(FolderWrite *folder);              /* frees it; NULL is fine */

@@ -12,14 +12,15 @@ const Attention *const attention_backends[] = {
 #ifdef USE_CUDA
     &attention_flash_mma, &attention_naive_cuda, &attention_naive_cuda_fp32,
 #endif
-    &attention_flash_cpu, &attention_naive_cpu, NULL};
+    &attention_flash_cpu, &attention_naive_cpu,  NULL};
 
 static bool name_fits(const char *wanted, const char *name) {
     const size_t n = strlen(wanted);
     return strncmp(wanted, name, n) == 0 && (name[n] == '\0' || name[n] == '_');
 }
 
-const Attention *attention_find(const char *name, const char *device, const AttentionShape *shape, Error *err) {
+const Attention *attention_find(const char *name, const char *device, const AttentionShape *shape,
+                                Error *err) {
     bool known = false;
     for (size_t i = 0; attention_backends[i]; i++) {
         const Attention *backend = attention_backends[i];

@@ -61,8 +61,8 @@ typedef struct AttentionCall {
     /* Generation only. The T new tokens stand at positions offset .. offset + T - 1; their keys and values
      * are first written to the cache, then each new query attends to all positions up to its own. */
     size_t offset;
-    act_t *kv_cache;       /* (B, cache_length, 2, H, D) */
-    size_t cache_length;   /* offset + T at most */
+    act_t *kv_cache;     /* (B, cache_length, 2, H, D) */
+    size_t cache_length; /* offset + T at most */
 } AttentionCall;
 
 typedef struct Attention {
@@ -85,7 +85,8 @@ extern const Attention *const attention_backends[];
 /* The best backend of the device whose name is `name` or begins with `name` and '_' ("flash" finds
  * flash_sm90 before flash_mma) and that can run the shape; NULL with the reason, or with the names there
  * are. */
-const Attention *attention_find(const char *name, const char *device, const AttentionShape *shape, Error *err);
+const Attention *attention_find(const char *name, const char *device, const AttentionShape *shape,
+                                Error *err);
 
 #ifdef __cplusplus
 }

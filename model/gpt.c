@@ -13,26 +13,26 @@
  * A row: field, Hugging Face's name, rows, columns (0: a vector), initial value. Everything else (memory,
  * initialisation, optimizer, averaging, checkpoints, tests) follows from it; adding a tensor is one row.
  * normal(s): standard deviation s; constant(c). Residual projections start smaller, by 1/sqrt(2 L). */
-#define PARAMETERS_BEFORE(X)                                        \
-    X(wte, "wte.weight", V, C, normal(0.02f))                       \
+#define PARAMETERS_BEFORE(X)                  \
+    X(wte, "wte.weight", V, C, normal(0.02f)) \
     X(wpe, "wpe.weight", learned_T, C, normal(0.02f))
 
-#define PARAMETERS_OF_LAYER(X)                                      \
-    X(norm1_gain, "ln_1.weight", C, 0, constant(1.0f))              \
-    X(norm1_bias, "ln_1.bias", C, 0, constant(0.0f))                \
-    X(qkv_w, "attn.c_attn.weight", C, 3 * C, normal(0.02f))         \
-    X(qkv_b, "attn.c_attn.bias", 3 * C, 0, constant(0.0f))          \
-    X(proj_w, "attn.c_proj.weight", C, C, normal(residual))         \
-    X(proj_b, "attn.c_proj.bias", C, 0, constant(0.0f))             \
-    X(norm2_gain, "ln_2.weight", C, 0, constant(1.0f))              \
-    X(norm2_bias, "ln_2.bias", C, 0, constant(0.0f))                \
-    X(up_w, "mlp.c_fc.weight", C, 4 * C, normal(0.02f))             \
-    X(up_b, "mlp.c_fc.bias", 4 * C, 0, constant(0.0f))              \
-    X(down_w, "mlp.c_proj.weight", 4 * C, C, normal(residual))      \
+#define PARAMETERS_OF_LAYER(X)                                 \
+    X(norm1_gain, "ln_1.weight", C, 0, constant(1.0f))         \
+    X(norm1_bias, "ln_1.bias", C, 0, constant(0.0f))           \
+    X(qkv_w, "attn.c_attn.weight", C, 3 * C, normal(0.02f))    \
+    X(qkv_b, "attn.c_attn.bias", 3 * C, 0, constant(0.0f))     \
+    X(proj_w, "attn.c_proj.weight", C, C, normal(residual))    \
+    X(proj_b, "attn.c_proj.bias", C, 0, constant(0.0f))        \
+    X(norm2_gain, "ln_2.weight", C, 0, constant(1.0f))         \
+    X(norm2_bias, "ln_2.bias", C, 0, constant(0.0f))           \
+    X(up_w, "mlp.c_fc.weight", C, 4 * C, normal(0.02f))        \
+    X(up_b, "mlp.c_fc.bias", 4 * C, 0, constant(0.0f))         \
+    X(down_w, "mlp.c_proj.weight", 4 * C, C, normal(residual)) \
     X(down_b, "mlp.c_proj.bias", C, 0, constant(0.0f))
 
-#define PARAMETERS_AFTER(X)                                         \
-    X(norm_gain, "ln_f.weight", C, 0, constant(1.0f))               \
+#define PARAMETERS_AFTER(X)                           \
+    X(norm_gain, "ln_f.weight", C, 0, constant(1.0f)) \
     X(norm_bias, "ln_f.bias", C, 0, constant(0.0f))
 
 /* The same rows as fields: each holds its tensor's row in the table. */
@@ -55,32 +55,43 @@ enum {
 #undef COUNT_ONE
 
 enum {
-    ALIGN_FLOATS = 64,      /* tensors start on 256 bytes in fp32, 128 in bf16 */
-    ALIGN_BYTES = 256,      /* buffers within a purpose's memory */
-    CACHE_CHUNK = 64,       /* tokens a sequence that gpt_cache_extend takes through the layers at once */
-    LOGIT_ROWS = 16,        /* rows that gpt_logits asks of head_logits at once */
+    ALIGN_FLOATS = 64, /* tensors start on 256 bytes in fp32, 128 in bf16 */
+    ALIGN_BYTES = 256, /* buffers within a purpose's memory */
+    CACHE_CHUNK = 64,  /* tokens a sequence that gpt_cache_extend takes through the layers at once */
+    LOGIT_ROWS = 16,   /* rows that gpt_logits asks of head_logits at once */
     MAX_LAYERS = 1024
 };
 
 typedef struct Initial {
     float spread, constant;
 } Initial;
-static Initial normal(float spread) { return (Initial){.spread = spread}; }
-static Initial constant(float value) { return (Initial){.constant = value}; }
+static Initial normal(float spread) {
+    return (Initial){.spread = spread};
+}
+static Initial constant(float value) {
+    return (Initial){.constant = value};
+}
 
 bool gpt_check_config(const GptConfig *config, Error *err) {
     const size_t L = config->layers, H = config->heads, C = config->channels;
     if (L < 1 || L > MAX_LAYERS)
         return error_set(err, "%zu layers: from 1 to %d are possible; change -layers", L, MAX_LAYERS);
     if (H < 1 || C < 1 || C % H != 0)
-        return error_set(err, "%zu channels do not divide into %zu heads: -channels must be a multiple of -heads", C, H);
+        return error_set(
+            err, "%zu channels do not divide into %zu heads: -channels must be a multiple of -heads", C, H);
     if (config->position == POSITION_ROTARY && (C / H) % 2 != 0)
-        return error_set(err, "a head of %zu channels is odd, rotary positions need an even number: change -channels or -heads, or use -position learned", C / H);
+        return error_set(err,
+                         "a head of %zu channels is odd, rotary positions need an even number: change "
+                         "-channels or -heads, or use -position learned",
+                         C / H);
     if (config->ctx < 1) return error_set(err, "a context of 0 tokens: -ctx must be at least 1");
     if (config->ctx > INT32_MAX || C > INT32_MAX)
-        return error_set(err, "a context of %zu tokens and %zu channels: neither -ctx nor -channels can pass %d", config->ctx, C, INT32_MAX);
+        return error_set(err,
+                         "a context of %zu tokens and %zu channels: neither -ctx nor -channels can pass %d",
+                         config->ctx, C, INT32_MAX);
     if (config->vocab < 2 || config->vocab > 1u << 24)
-        return error_set(err, "a vocabulary of %zu: from 2 to %u are possible; change -vocab", config->vocab, 1u << 24);
+        return error_set(err, "a vocabulary of %zu: from 2 to %u are possible; change -vocab", config->vocab,
+                         1u << 24);
     if (!(config->dropout >= 0.0f && config->dropout < 1.0f))
         return error_set(err, "dropout %g: -dropout must be at least 0 and below 1", (double)config->dropout);
     return true;
@@ -88,8 +99,11 @@ bool gpt_check_config(const GptConfig *config, Error *err) {
 
 static void table_add(Parameter *row, const char *prefix, const char *name, size_t rows, size_t columns,
                       Initial initial) {
-    *row = (Parameter){.dims = columns ? 2 : 1, .shape = {rows, columns ? columns : 1}, .spread = initial.spread,
-                       .constant = initial.constant, .decay = columns != 0};
+    *row = (Parameter){.dims = columns ? 2 : 1,
+                       .shape = {rows, columns ? columns : 1},
+                       .spread = initial.spread,
+                       .constant = initial.constant,
+                       .decay = columns != 0};
     snprintf(row->name, sizeof row->name, "%s%s", prefix, name);
 }
 
@@ -113,8 +127,8 @@ static bool table_place(Parameter *table, size_t count, size_t wte, size_t *tota
 }
 
 /* With model and layers not NULL, also notes which row each field is. wpe is there only where it is used. */
-static Parameter *make_table(const GptConfig *config, ModelParameters *model, LayerParameters *layers, size_t *count,
-                             size_t *total, Error *err) {
+static Parameter *make_table(const GptConfig *config, ModelParameters *model, LayerParameters *layers,
+                             size_t *count, size_t *total, Error *err) {
     if (!gpt_check_config(config, err)) return NULL;
     const size_t L = config->layers, C = config->channels, V = config->vocab;
     const size_t learned_T = config->position == POSITION_LEARNED ? config->ctx : 0;
@@ -122,13 +136,15 @@ static Parameter *make_table(const GptConfig *config, ModelParameters *model, La
     Parameter *table = (Parameter *)xcalloc(BEFORE_COUNT + L * LAYER_COUNT + AFTER_COUNT, sizeof *table);
     size_t n = 0;
 
-#define ADD_TO(target, prefix, field, name, rows, columns, initial)                 \
-    if ((rows) > 0) {                                                               \
-        if (target) (target)->field = n;                                            \
-        table_add(&table[n++], prefix, name, rows, columns, initial);               \
+#define ADD_TO(target, prefix, field, name, rows, columns, initial)   \
+    if ((rows) > 0) {                                                 \
+        if (target) (target)->field = n;                              \
+        table_add(&table[n++], prefix, name, rows, columns, initial); \
     }
-#define ADD_TO_MODEL(field, name, rows, columns, initial) ADD_TO(model, "", field, name, rows, columns, initial)
-#define ADD_TO_LAYER(field, name, rows, columns, initial) ADD_TO(layer, prefix, field, name, rows, columns, initial)
+#define ADD_TO_MODEL(field, name, rows, columns, initial) \
+    ADD_TO(model, "", field, name, rows, columns, initial)
+#define ADD_TO_LAYER(field, name, rows, columns, initial) \
+    ADD_TO(layer, prefix, field, name, rows, columns, initial)
     PARAMETERS_BEFORE(ADD_TO_MODEL)
     for (size_t l = 0; l < L; l++) {
         LayerParameters *layer = layers ? &layers[l] : NULL;
@@ -144,7 +160,10 @@ static Parameter *make_table(const GptConfig *config, ModelParameters *model, La
     *count = n;
     if (!table_place(table, n, 0, total)) {
         free(table);
-        error_set(err, "a model of %zu layers, %zu channels, vocabulary %zu and context %zu has more parameters than memory can be addressed: lower -layers or -channels", L, C, V, config->ctx);
+        error_set(err,
+                  "a model of %zu layers, %zu channels, vocabulary %zu and context %zu has more parameters "
+                  "than memory can be addressed: lower -layers or -channels",
+                  L, C, V, config->ctx);
         return NULL;
     }
     return table;
@@ -261,10 +280,10 @@ struct Gpt {
     GptFinal *final_from;      /* for the next pass only; NULL: nobody wants to know */
     void *final_user;
 
-    LayerActivations *acts; /* L of them */
-    act_t *branch;          /* (B, T, C) what a block is about to add to the residual stream */
-    act_t *x_last;          /* (B, T, C) the residual stream after the last block */
-    act_t *hidden;          /* (B, T, C) its norm: what the head reads */
+    LayerActivations *acts;       /* L of them */
+    act_t *branch;                /* (B, T, C) what a block is about to add to the residual stream */
+    act_t *x_last;                /* (B, T, C) the residual stream after the last block */
+    act_t *hidden;                /* (B, T, C) its norm: what the head reads */
     float *mean_last, *rstd_last; /* (B, T) */
     void *attention_scratch, *head_scratch;
     float *logits; /* (LOGIT_ROWS or cache_B, V) */
@@ -276,8 +295,8 @@ struct Gpt {
     act_t *d_attended; /* (B, T, H, D) */
     act_t *d_pre;      /* (B, T, 4C) */
 
-    act_t **kv_cache; /* L times (cache_B, T, 2, H, D) */
-    size_t cache_used; /* positions of it that hold something */
+    act_t **kv_cache;            /* L times (cache_B, T, 2, H, D) */
+    size_t cache_used;           /* positions of it that hold something */
     LayerActivations cache_acts; /* rows: cache_B * CACHE_CHUNK at most */
     act_t *cache_branch, *cache_hidden;
     int32_t *cache_tokens;
@@ -308,14 +327,19 @@ static float *take_floats(Gpt *gpt, Purpose purpose, size_t count) {
 }
 
 static AttentionShape attention_shape(const Gpt *gpt) {
-    return (AttentionShape){.B = gpt->setup.B, .T = gpt->T, .H = gpt->H, .D = gpt->D,
-                            .training = gpt->setup.training, .deterministic = gpt->setup.deterministic};
+    return (AttentionShape){.B = gpt->setup.B,
+                            .T = gpt->T,
+                            .H = gpt->H,
+                            .D = gpt->D,
+                            .training = gpt->setup.training,
+                            .deterministic = gpt->setup.deterministic};
 }
 
 static void lay_out_parameters(Gpt *gpt) {
     const size_t n = gpt->table_floats;
     gpt->weights = take_floats(gpt, FOR_WEIGHTS, n);
-    gpt->work = gpt->setup.ops->act_size == sizeof(float) ? (act_t *)gpt->weights : take_acts(gpt, FOR_WORK, n, 1);
+    gpt->work = gpt->setup.ops->act_size == sizeof(float) ? (act_t *)gpt->weights
+                                                          : take_acts(gpt, FOR_WORK, n, 1);
     if (!gpt->setup.training) return;
     gpt->gradients = take_floats(gpt, FOR_GRADIENTS, n);
     gpt->adam_m = take_floats(gpt, FOR_ADAM, n);
@@ -337,21 +361,24 @@ static void lay_out_activations(Gpt *gpt) {
         }
         a->x1 = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
         a->normed1 = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
-        a->mean1 = take_floats(gpt, FOR_ACTIVATIONS, rows), a->rstd1 = take_floats(gpt, FOR_ACTIVATIONS, rows);
+        a->mean1 = take_floats(gpt, FOR_ACTIVATIONS, rows),
+        a->rstd1 = take_floats(gpt, FOR_ACTIVATIONS, rows);
         a->qkv = take_acts(gpt, FOR_ACTIVATIONS, rows, 3 * C);
         a->attended = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
         a->lse = take_floats(gpt, FOR_ACTIVATIONS, lse);
         a->attention_saved = take(gpt, FOR_ATTENTION_SAVED, attention->saved_bytes(&shape), 1);
         a->x2 = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
         a->normed2 = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
-        a->mean2 = take_floats(gpt, FOR_ACTIVATIONS, rows), a->rstd2 = take_floats(gpt, FOR_ACTIVATIONS, rows);
+        a->mean2 = take_floats(gpt, FOR_ACTIVATIONS, rows),
+        a->rstd2 = take_floats(gpt, FOR_ACTIVATIONS, rows);
         a->pre = take_acts(gpt, FOR_ACTIVATIONS, rows, 4 * C);
         a->gelu = take_acts(gpt, FOR_ACTIVATIONS, rows, 4 * C);
     }
     gpt->branch = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
     gpt->x_last = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
     gpt->hidden = take_acts(gpt, FOR_ACTIVATIONS, rows, C);
-    gpt->mean_last = take_floats(gpt, FOR_ACTIVATIONS, rows), gpt->rstd_last = take_floats(gpt, FOR_ACTIVATIONS, rows);
+    gpt->mean_last = take_floats(gpt, FOR_ACTIVATIONS, rows),
+    gpt->rstd_last = take_floats(gpt, FOR_ACTIVATIONS, rows);
 
     gpt->attention_scratch = take(gpt, FOR_ATTENTION_SCRATCH, attention->scratch_bytes(&shape), 1);
     gpt->head_scratch = take(gpt, FOR_HEAD, gpt->setup.ops->head_scratch_bytes(rows, C, gpt->V), 1);
@@ -436,7 +463,11 @@ static bool read_plan(const Gpt *gpt, MemoryPlan *plan, Error *err) {
         plan->row[plan->rows++].bytes = bytes;
         fits = bytes < SIZE_MAX && size_add(plan->total, on_host ? 0 : bytes, &plan->total) && fits;
     }
-    return fits || error_set(err, "a micro-batch of %zu sequences of %zu tokens through %zu layers of %zu channels needs more memory than can be addressed: lower -micro, -ctx, -layers or -channels", gpt->setup.B, gpt->T, gpt->L, gpt->C);
+    return fits ||
+           error_set(err,
+                     "a micro-batch of %zu sequences of %zu tokens through %zu layers of %zu channels needs "
+                     "more memory than can be addressed: lower -micro, -ctx, -layers or -channels",
+                     gpt->setup.B, gpt->T, gpt->L, gpt->C);
 }
 
 bool gpt_plan(const GptSetup *setup, MemoryPlan *plan, Error *err) {
@@ -454,8 +485,8 @@ Gpt *gpt_new(const GptSetup *setup, Error *err) {
     if (!read_plan(gpt, &plan, err)) return gpt_free(gpt), NULL;
     for (int p = 0; p < PURPOSES; p++) {
         if (gpt->arena[p].used == 0) continue;
-        void *(*const allocate)(Stream *, size_t, Error *) =
-            p == FOR_HOST_LOGITS ? setup->ops->host_allocate : setup->ops->allocate;
+        void *(*const allocate)(Stream *, size_t, Error *) = p == FOR_HOST_LOGITS ? setup->ops->host_allocate
+                                                                                  : setup->ops->allocate;
         gpt->arena[p].base = (uint8_t *)allocate(setup->stream, gpt->arena[p].used, err);
         if (!gpt->arena[p].base) {
             error_prefix(err, "no memory for %s", purpose_names[p]);
@@ -469,17 +500,20 @@ Gpt *gpt_new(const GptSetup *setup, Error *err) {
 void gpt_free(Gpt *gpt) {
     if (!gpt) return;
     for (size_t i = 0; i < gpt->n_recordings; i++)
-        if (gpt->recordings[i].made) gpt->setup.ops->release_recording(gpt->setup.stream, gpt->recordings[i].made);
+        if (gpt->recordings[i].made)
+            gpt->setup.ops->release_recording(gpt->setup.stream, gpt->recordings[i].made);
     for (int p = 0; p < PURPOSES; p++) {
-        void (*const release)(Stream *, void *) =
-            p == FOR_HOST_LOGITS ? gpt->setup.ops->host_release : gpt->setup.ops->release;
+        void (*const release)(Stream *, void *) = p == FOR_HOST_LOGITS ? gpt->setup.ops->host_release
+                                                                       : gpt->setup.ops->release;
         if (gpt->arena[p].base) release(gpt->setup.stream, gpt->arena[p].base);
     }
     free(gpt->table), free(gpt->spans), free(gpt->layers), free(gpt->acts), free(gpt->kv_cache);
     free(gpt);
 }
 
-const GptSetup *gpt_setup(const Gpt *gpt) { return &gpt->setup; }
+const GptSetup *gpt_setup(const Gpt *gpt) {
+    return &gpt->setup;
+}
 const Parameter *gpt_table(const Gpt *gpt, size_t *count) {
     *count = gpt->table_count;
     return gpt->table;
@@ -487,8 +521,10 @@ const Parameter *gpt_table(const Gpt *gpt, size_t *count) {
 
 /* ==== tensors by row of the table ==== */
 static float *buffer_start(Gpt *gpt, GptBuffer buffer) {
-    float *const starts[] = {[GPT_WEIGHTS] = gpt->weights, [GPT_GRADIENTS] = gpt->gradients,
-                             [GPT_ADAM_M] = gpt->adam_m, [GPT_ADAM_V] = gpt->adam_v};
+    float *const starts[] = {[GPT_WEIGHTS] = gpt->weights,
+                             [GPT_GRADIENTS] = gpt->gradients,
+                             [GPT_ADAM_M] = gpt->adam_m,
+                             [GPT_ADAM_V] = gpt->adam_v};
     return starts[buffer];
 }
 
@@ -499,13 +535,16 @@ float *gpt_buffer(Gpt *gpt, GptBuffer buffer, size_t *count) {
 
 void gpt_get(Gpt *gpt, GptBuffer buffer, size_t parameter, float *host) {
     const Parameter *row = &gpt->table[parameter];
-    gpt->setup.ops->download(gpt->setup.stream, host, buffer_start(gpt, buffer) + row->offset, row->size * sizeof(float));
+    gpt->setup.ops->download(gpt->setup.stream, host, buffer_start(gpt, buffer) + row->offset,
+                             row->size * sizeof(float));
 }
 
 static act_t *weight(const Gpt *gpt, size_t parameter) {
     return (uint8_t *)gpt->work + gpt->table[parameter].offset * gpt->setup.ops->act_size;
 }
-static float *gradient(const Gpt *gpt, size_t parameter) { return gpt->gradients + gpt->table[parameter].offset; }
+static float *gradient(const Gpt *gpt, size_t parameter) {
+    return gpt->gradients + gpt->table[parameter].offset;
+}
 
 void gpt_set(Gpt *gpt, GptBuffer buffer, size_t parameter, const float *host) {
     const Ops *ops = gpt->setup.ops;
@@ -531,16 +570,27 @@ void gpt_init_weights(Gpt *gpt, uint64_t seed) {
 /* ==== the network, layer by layer: forward, and beside it backward ==== */
 
 /* The places that draw dropout masks, counted in network order. */
-static uint32_t embedding_site(void) { return 0; }
-static uint32_t attention_site(size_t layer) { return (uint32_t)(1 + 2 * layer); }
-static uint32_t mlp_site(size_t layer) { return (uint32_t)(2 + 2 * layer); }
+static uint32_t embedding_site(void) {
+    return 0;
+}
+static uint32_t attention_site(size_t layer) {
+    return (uint32_t)(1 + 2 * layer);
+}
+static uint32_t mlp_site(size_t layer) {
+    return (uint32_t)(2 + 2 * layer);
+}
 
 static Dropout dropout_at(const Gpt *gpt, const Pass *pass, uint32_t site) {
-    return (Dropout){.rate = pass->training ? gpt->setup.config.dropout : 0.0f, .seed = gpt->setup.seed, .site = site,
-                     .first_row = pass->first_row, .state = gpt->state};
+    return (Dropout){.rate = pass->training ? gpt->setup.config.dropout : 0.0f,
+                     .seed = gpt->setup.seed,
+                     .site = site,
+                     .first_row = pass->first_row,
+                     .state = gpt->state};
 }
 /* The gradient of what a block added: d_x itself where nothing was dropped. */
-static const act_t *branch_gradient(const Gpt *gpt) { return gpt->d_branch ? gpt->d_branch : gpt->d_x; }
+static const act_t *branch_gradient(const Gpt *gpt) {
+    return gpt->d_branch ? gpt->d_branch : gpt->d_x;
+}
 
 /* In backward order: from this row of the table on, gradients are final (gpt_tell_final). */
 static void final_from(Gpt *gpt, size_t row) {
@@ -550,13 +600,15 @@ static void final_from(Gpt *gpt, size_t row) {
 /* -- tokens to vectors -- */
 static void embedding_forward(Gpt *gpt, const Pass *pass) {
     const act_t *wpe = gpt->setup.config.position == POSITION_LEARNED ? weight(gpt, gpt->model.wpe) : NULL;
-    gpt->setup.ops->embedding_forward(gpt->setup.stream, gpt->acts[0].x1, gpt->inputs, weight(gpt, gpt->model.wte), wpe,
-                                      pass->B, gpt->T, gpt->C, 0, dropout_at(gpt, pass, embedding_site()));
+    gpt->setup.ops->embedding_forward(gpt->setup.stream, gpt->acts[0].x1, gpt->inputs,
+                                      weight(gpt, gpt->model.wte), wpe, pass->B, gpt->T, gpt->C, 0,
+                                      dropout_at(gpt, pass, embedding_site()));
 }
 static void embedding_backward(Gpt *gpt, const Pass *pass) {
     float *d_wpe = gpt->setup.config.position == POSITION_LEARNED ? gradient(gpt, gpt->model.wpe) : NULL;
-    gpt->setup.ops->embedding_backward(gpt->setup.stream, gradient(gpt, gpt->model.wte), d_wpe, gpt->d_x, gpt->inputs,
-                                       pass->B, gpt->T, gpt->C, dropout_at(gpt, pass, embedding_site()));
+    gpt->setup.ops->embedding_backward(gpt->setup.stream, gradient(gpt, gpt->model.wte), d_wpe, gpt->d_x,
+                                       gpt->inputs, pass->B, gpt->T, gpt->C,
+                                       dropout_at(gpt, pass, embedding_site()));
     final_from(gpt, 0);
 }
 
@@ -566,11 +618,20 @@ static bool attention_rotates(const Gpt *gpt) {
     return gpt->setup.config.position == POSITION_ROTARY && gpt->setup.attention->fuses_rotary;
 }
 static AttentionCall attention_call(const Gpt *gpt, const Pass *pass, const LayerActivations *a) {
-    return (AttentionCall){.B = pass->B, .T = gpt->T, .H = gpt->H, .D = gpt->D,
-                           .scale = 1.0f / sqrtf((float)gpt->D), .deterministic = gpt->setup.deterministic,
-                           .training = pass->training, .stream = gpt->setup.stream, .qkv = a->qkv,
-                           .out = a->attended, .lse = a->lse, .saved = a->attention_saved,
-                           .scratch = gpt->attention_scratch, .rotary = attention_rotates(gpt)};
+    return (AttentionCall){.B = pass->B,
+                           .T = gpt->T,
+                           .H = gpt->H,
+                           .D = gpt->D,
+                           .scale = 1.0f / sqrtf((float)gpt->D),
+                           .deterministic = gpt->setup.deterministic,
+                           .training = pass->training,
+                           .stream = gpt->setup.stream,
+                           .qkv = a->qkv,
+                           .out = a->attended,
+                           .lse = a->lse,
+                           .saved = a->attention_saved,
+                           .scratch = gpt->attention_scratch,
+                           .rotary = attention_rotates(gpt)};
 }
 static void attention_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
     const Ops *ops = gpt->setup.ops;
@@ -579,16 +640,18 @@ static void attention_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
     LayerActivations *a = &gpt->acts[l];
     const size_t rows = pass->rows, C = gpt->C;
     const bool first = l == 0; /* the embedding has written x1 already, and no branch waits to be added */
-    ops->residual_norm_forward(stream, a->x1, a->normed1, a->mean1, a->rstd1, first ? a->x1 : gpt->acts[l - 1].x2,
-                               first ? NULL : gpt->branch, weight(gpt, p->norm1_gain), weight(gpt, p->norm1_bias), rows,
-                               C, dropout_at(gpt, pass, first ? 0 : mlp_site(l - 1)));
-    ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b), rows, C, 3 * C);
+    ops->residual_norm_forward(stream, a->x1, a->normed1, a->mean1, a->rstd1,
+                               first ? a->x1 : gpt->acts[l - 1].x2, first ? NULL : gpt->branch,
+                               weight(gpt, p->norm1_gain), weight(gpt, p->norm1_bias), rows, C,
+                               dropout_at(gpt, pass, first ? 0 : mlp_site(l - 1)));
+    ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b), rows,
+                        C, 3 * C);
     if (gpt->setup.config.position == POSITION_ROTARY)
         ops->rotary(stream, a->qkv, pass->B, gpt->T, gpt->H, gpt->D, 0, attention_rotates(gpt), false);
     const AttentionCall call = attention_call(gpt, pass, a);
     gpt->setup.attention->forward(&call);
-    ops->linear_forward(stream, gpt->branch, NULL, a->attended, weight(gpt, p->proj_w), weight(gpt, p->proj_b), rows, C,
-                        C);
+    ops->linear_forward(stream, gpt->branch, NULL, a->attended, weight(gpt, p->proj_w),
+                        weight(gpt, p->proj_b), rows, C, C);
 }
 static void attention_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     const Ops *ops = gpt->setup.ops;
@@ -608,9 +671,9 @@ static void attention_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->qkv_w), gradient(gpt, p->qkv_b), gpt->d_qkv,
                          a->normed1, weight(gpt, p->qkv_w), NULL, rows, C, 3 * C);
     final_from(gpt, p->qkv_w);
-    ops->residual_norm_backward(stream, gpt->d_x, false, first ? NULL : gpt->d_branch, gradient(gpt, p->norm1_gain),
-                                gradient(gpt, p->norm1_bias), gpt->d_normed, a->x1, a->mean1, a->rstd1,
-                                weight(gpt, p->norm1_gain), rows, C,
+    ops->residual_norm_backward(stream, gpt->d_x, false, first ? NULL : gpt->d_branch,
+                                gradient(gpt, p->norm1_gain), gradient(gpt, p->norm1_bias), gpt->d_normed,
+                                a->x1, a->mean1, a->rstd1, weight(gpt, p->norm1_gain), rows, C,
                                 dropout_at(gpt, pass, first ? 0 : mlp_site(l - 1)));
     final_from(gpt, p->norm1_gain);
 }
@@ -626,9 +689,10 @@ static void mlp_block_forward(Gpt *gpt, const Pass *pass, size_t l) {
                                weight(gpt, p->norm2_gain), weight(gpt, p->norm2_bias), rows, C,
                                dropout_at(gpt, pass, attention_site(l)));
     act_t *pre = pass->training ? a->pre : NULL; /* backward reads it */
-    ops->linear_forward(stream, pre, a->gelu, a->normed2, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C, 4 * C);
-    ops->linear_forward(stream, gpt->branch, NULL, a->gelu, weight(gpt, p->down_w), weight(gpt, p->down_b), rows, 4 * C,
-                        C);
+    ops->linear_forward(stream, pre, a->gelu, a->normed2, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C,
+                        4 * C);
+    ops->linear_forward(stream, gpt->branch, NULL, a->gelu, weight(gpt, p->down_w), weight(gpt, p->down_b),
+                        rows, 4 * C, C);
 }
 static void mlp_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     const Ops *ops = gpt->setup.ops;
@@ -636,44 +700,45 @@ static void mlp_block_backward(Gpt *gpt, const Pass *pass, size_t l) {
     const LayerParameters *p = &gpt->layers[l];
     const LayerActivations *a = &gpt->acts[l];
     const size_t rows = pass->rows, C = gpt->C;
-    ops->linear_backward(stream, gpt->d_pre, gradient(gpt, p->down_w), gradient(gpt, p->down_b), branch_gradient(gpt),
-                         a->gelu, weight(gpt, p->down_w), a->pre, rows, 4 * C, C);
+    ops->linear_backward(stream, gpt->d_pre, gradient(gpt, p->down_w), gradient(gpt, p->down_b),
+                         branch_gradient(gpt), a->gelu, weight(gpt, p->down_w), a->pre, rows, 4 * C, C);
     final_from(gpt, p->down_w);
-    ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->up_w), gradient(gpt, p->up_b), gpt->d_pre, a->normed2,
-                         weight(gpt, p->up_w), NULL, rows, C, 4 * C);
+    ops->linear_backward(stream, gpt->d_normed, gradient(gpt, p->up_w), gradient(gpt, p->up_b), gpt->d_pre,
+                         a->normed2, weight(gpt, p->up_w), NULL, rows, C, 4 * C);
     final_from(gpt, p->up_w);
     ops->residual_norm_backward(stream, gpt->d_x, false, gpt->d_branch, gradient(gpt, p->norm2_gain),
                                 gradient(gpt, p->norm2_bias), gpt->d_normed, a->x2, a->mean2, a->rstd2,
-                                weight(gpt, p->norm2_gain), rows, C, dropout_at(gpt, pass, attention_site(l)));
+                                weight(gpt, p->norm2_gain), rows, C,
+                                dropout_at(gpt, pass, attention_site(l)));
     final_from(gpt, p->norm2_gain);
 }
 
 /* -- the last norm: hidden = norm(x2 + dropout(last MLP branch)) -- */
 static void last_norm_forward(Gpt *gpt, const Pass *pass) {
     const size_t last = gpt->L - 1;
-    gpt->setup.ops->residual_norm_forward(gpt->setup.stream, gpt->x_last, gpt->hidden, gpt->mean_last, gpt->rstd_last,
-                                          gpt->acts[last].x2, gpt->branch, weight(gpt, gpt->model.norm_gain),
-                                          weight(gpt, gpt->model.norm_bias), pass->rows, gpt->C,
-                                          dropout_at(gpt, pass, mlp_site(last)));
+    gpt->setup.ops->residual_norm_forward(
+        gpt->setup.stream, gpt->x_last, gpt->hidden, gpt->mean_last, gpt->rstd_last, gpt->acts[last].x2,
+        gpt->branch, weight(gpt, gpt->model.norm_gain), weight(gpt, gpt->model.norm_bias), pass->rows, gpt->C,
+        dropout_at(gpt, pass, mlp_site(last)));
 }
 static void last_norm_backward(Gpt *gpt, const Pass *pass) {
-    gpt->setup.ops->residual_norm_backward(gpt->setup.stream, gpt->d_x, true, gpt->d_branch,
-                                           gradient(gpt, gpt->model.norm_gain), gradient(gpt, gpt->model.norm_bias),
-                                           gpt->d_normed, gpt->x_last, gpt->mean_last, gpt->rstd_last,
-                                           weight(gpt, gpt->model.norm_gain), pass->rows, gpt->C,
-                                           dropout_at(gpt, pass, mlp_site(gpt->L - 1)));
+    gpt->setup.ops->residual_norm_backward(
+        gpt->setup.stream, gpt->d_x, true, gpt->d_branch, gradient(gpt, gpt->model.norm_gain),
+        gradient(gpt, gpt->model.norm_bias), gpt->d_normed, gpt->x_last, gpt->mean_last, gpt->rstd_last,
+        weight(gpt, gpt->model.norm_gain), pass->rows, gpt->C, dropout_at(gpt, pass, mlp_site(gpt->L - 1)));
     final_from(gpt, gpt->model.norm_gain);
 }
 
 /* -- the head, tied to wte: the loss, and on the way d_normed (of hidden) and wte's gradient -- */
 static void head_forward_backward(Gpt *gpt, const Pass *pass) {
-    gpt->setup.ops->head_loss(gpt->setup.stream, gpt->state, gpt->d_normed, gradient(gpt, gpt->model.wte), gpt->hidden,
-                              weight(gpt, gpt->model.wte), gpt->targets, pass->rows, gpt->C, gpt->V, pass->grad_scale,
-                              gpt->head_scratch);
+    gpt->setup.ops->head_loss(gpt->setup.stream, gpt->state, gpt->d_normed, gradient(gpt, gpt->model.wte),
+                              gpt->hidden, weight(gpt, gpt->model.wte), gpt->targets, pass->rows, gpt->C,
+                              gpt->V, pass->grad_scale, gpt->head_scratch);
 }
 static void head_forward(Gpt *gpt, const Pass *pass) {
-    gpt->setup.ops->head_loss(gpt->setup.stream, gpt->eval_state, NULL, NULL, gpt->hidden, weight(gpt, gpt->model.wte),
-                              gpt->targets, pass->rows, gpt->C, gpt->V, 0.0f, gpt->head_scratch);
+    gpt->setup.ops->head_loss(gpt->setup.stream, gpt->eval_state, NULL, NULL, gpt->hidden,
+                              weight(gpt, gpt->model.wte), gpt->targets, pass->rows, gpt->C, gpt->V, 0.0f,
+                              gpt->head_scratch);
 }
 
 /* -- all of it, up to the hidden states -- */
@@ -706,7 +771,8 @@ static void forward_only(Gpt *gpt, const Pass *pass) {
 }
 
 static bool same_pass(const Pass *a, const Pass *b) {
-    return a->B == b->B && a->training == b->training && a->first_row == b->first_row && a->grad_scale == b->grad_scale;
+    return a->B == b->B && a->training == b->training && a->first_row == b->first_row &&
+           a->grad_scale == b->grad_scale;
 }
 
 /* The recording of a pass, made when the pass comes for the second time; NULL where there is none. */
@@ -736,7 +802,9 @@ static void run_pass(Gpt *gpt, const Pass *pass) {
     else run(gpt, pass);
 }
 
-void gpt_record(Gpt *gpt, bool on) { gpt->recording_on = on; }
+void gpt_record(Gpt *gpt, bool on) {
+    gpt->recording_on = on;
+}
 
 /* ==== a training step ==== */
 static void upload_tokens(Gpt *gpt, int32_t *device, const int32_t *host, size_t rows) {
@@ -748,9 +816,12 @@ void gpt_step_begin(Gpt *gpt, uint64_t step, float lr) {
     gpt->setup.ops->zero(gpt->setup.stream, gpt->gradients, gpt->table_floats * sizeof(float));
 }
 
-void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B, uint64_t first_sequence,
-                          uint64_t tokens_in_step) {
-    const Pass pass = {.B = B, .rows = B * gpt->T, .training = true, .first_row = first_sequence * gpt->T,
+void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B,
+                          uint64_t first_sequence, uint64_t tokens_in_step) {
+    const Pass pass = {.B = B,
+                       .rows = B * gpt->T,
+                       .training = true,
+                       .first_row = first_sequence * gpt->T,
                        .grad_scale = (float)(1.0 / (double)tokens_in_step)};
     upload_tokens(gpt, gpt->inputs, inputs, pass.rows);
     upload_tokens(gpt, gpt->targets, targets, pass.rows);
@@ -758,9 +829,13 @@ void gpt_forward_backward(Gpt *gpt, const int32_t *inputs, const int32_t *target
     gpt->final_from = NULL;
 }
 
-void gpt_tell_final(Gpt *gpt, GptFinal *call, void *user) { gpt->final_from = call, gpt->final_user = user; }
+void gpt_tell_final(Gpt *gpt, GptFinal *call, void *user) {
+    gpt->final_from = call, gpt->final_user = user;
+}
 
-StepState *gpt_device_state(Gpt *gpt) { return gpt->state; }
+StepState *gpt_device_state(Gpt *gpt) {
+    return gpt->state;
+}
 
 void gpt_step_end(Gpt *gpt, AdamW settings) {
     const Ops *ops = gpt->setup.ops;
@@ -783,7 +858,9 @@ void gpt_set_updates(Gpt *gpt, uint64_t updates) {
 }
 
 /* ==== held-out loss ==== */
-void gpt_evaluate_begin(Gpt *gpt) { gpt->setup.ops->begin_step(gpt->setup.stream, gpt->eval_state, 0, 0.0f); }
+void gpt_evaluate_begin(Gpt *gpt) {
+    gpt->setup.ops->begin_step(gpt->setup.stream, gpt->eval_state, 0, 0.0f);
+}
 
 void gpt_evaluate(Gpt *gpt, const int32_t *inputs, const int32_t *targets, size_t B) {
     const Pass pass = {.B = B, .rows = B * gpt->T};
@@ -816,8 +893,12 @@ void gpt_logits(Gpt *gpt, const int32_t *inputs, size_t B, float *logits) {
     }
 }
 
-void gpt_cache_reset(Gpt *gpt) { gpt->cache_used = 0; }
-size_t gpt_cache_length(const Gpt *gpt) { return gpt->cache_used; }
+void gpt_cache_reset(Gpt *gpt) {
+    gpt->cache_used = 0;
+}
+size_t gpt_cache_length(const Gpt *gpt) {
+    return gpt->cache_used;
+}
 
 /* The network for n new tokens of each of B sequences, at positions cache_used and on. The residual stream
  * is updated in place: nothing is kept for a backward pass. */
@@ -835,25 +916,34 @@ static void cached_forward(Gpt *gpt, size_t B, size_t n) {
         const LayerParameters *p = &gpt->layers[l];
         ops->residual_norm_forward(stream, x, a->normed1, NULL, NULL, x, l == 0 ? NULL : gpt->cache_branch,
                                    weight(gpt, p->norm1_gain), weight(gpt, p->norm1_bias), rows, C, off);
-        ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b), rows, C,
-                            3 * C);
+        ops->linear_forward(stream, a->qkv, NULL, a->normed1, weight(gpt, p->qkv_w), weight(gpt, p->qkv_b),
+                            rows, C, 3 * C);
         if (rotary) ops->rotary(stream, a->qkv, B, n, gpt->H, gpt->D, offset, false, false);
-        const AttentionCall call = {.B = B, .T = n, .H = gpt->H, .D = gpt->D, .scale = 1.0f / sqrtf((float)gpt->D),
-                                    .deterministic = gpt->setup.deterministic, .stream = stream, .qkv = a->qkv,
-                                    .out = a->attended, .offset = offset, .kv_cache = gpt->kv_cache[l],
+        const AttentionCall call = {.B = B,
+                                    .T = n,
+                                    .H = gpt->H,
+                                    .D = gpt->D,
+                                    .scale = 1.0f / sqrtf((float)gpt->D),
+                                    .deterministic = gpt->setup.deterministic,
+                                    .stream = stream,
+                                    .qkv = a->qkv,
+                                    .out = a->attended,
+                                    .offset = offset,
+                                    .kv_cache = gpt->kv_cache[l],
                                     .cache_length = gpt->T};
         gpt->setup.attention->cached(&call);
         ops->linear_forward(stream, gpt->cache_branch, NULL, a->attended, weight(gpt, p->proj_w),
                             weight(gpt, p->proj_b), rows, C, C);
-        ops->residual_norm_forward(stream, x, a->normed1, NULL, NULL, x, gpt->cache_branch, weight(gpt, p->norm2_gain),
-                                   weight(gpt, p->norm2_bias), rows, C, off);
-        ops->linear_forward(stream, NULL, a->gelu, a->normed1, weight(gpt, p->up_w), weight(gpt, p->up_b), rows, C,
-                            4 * C);
-        ops->linear_forward(stream, gpt->cache_branch, NULL, a->gelu, weight(gpt, p->down_w), weight(gpt, p->down_b),
-                            rows, 4 * C, C);
+        ops->residual_norm_forward(stream, x, a->normed1, NULL, NULL, x, gpt->cache_branch,
+                                   weight(gpt, p->norm2_gain), weight(gpt, p->norm2_bias), rows, C, off);
+        ops->linear_forward(stream, NULL, a->gelu, a->normed1, weight(gpt, p->up_w), weight(gpt, p->up_b),
+                            rows, C, 4 * C);
+        ops->linear_forward(stream, gpt->cache_branch, NULL, a->gelu, weight(gpt, p->down_w),
+                            weight(gpt, p->down_b), rows, 4 * C, C);
     }
     ops->residual_norm_forward(stream, x, gpt->cache_hidden, NULL, NULL, x, gpt->cache_branch,
-                               weight(gpt, gpt->model.norm_gain), weight(gpt, gpt->model.norm_bias), rows, C, off);
+                               weight(gpt, gpt->model.norm_gain), weight(gpt, gpt->model.norm_bias), rows, C,
+                               off);
 }
 
 const float *gpt_cache_extend(Gpt *gpt, const int32_t *tokens, size_t B, size_t n) {

@@ -31,13 +31,13 @@ typedef struct GptConfig {
 enum { GPT_VOCAB_PADDING = 128 };
 
 typedef struct Parameter {
-    char name[64];   /* Hugging Face GPT-2's: "h.0.attn.c_attn.weight" */
-    size_t dims;     /* 1 or 2 */
-    size_t shape[2]; /* as in a checkpoint: without padding; matrices [in, out] */
-    float spread;    /* initial standard deviation; 0: constant */
-    float constant;  /* the initial value where spread is 0 */
-    bool decay;      /* weight decay applies: matrices and embeddings */
-    size_t size;     /* floats in a checkpoint: the product of shape */
+    char name[64];        /* Hugging Face GPT-2's: "h.0.attn.c_attn.weight" */
+    size_t dims;          /* 1 or 2 */
+    size_t shape[2];      /* as in a checkpoint: without padding; matrices [in, out] */
+    float spread;         /* initial standard deviation; 0: constant */
+    float constant;       /* the initial value where spread is 0 */
+    bool decay;           /* weight decay applies: matrices and embeddings */
+    size_t size;          /* floats in a checkpoint: the product of shape */
     size_t offset, count; /* floats in the buffers; count >= size: rows of wte are padded */
 } Parameter;
 

@@ -26,15 +26,15 @@ extern "C" {
 
 /* Lives on the device; begin_step writes its upper part, operations the rest. */
 typedef struct StepState {
-    uint64_t step;        /* the run's step, 0-based: keys the dropout masks */
-    uint64_t updates;     /* AdamW updates applied so far (t of its bias correction); a skipped one does not count */
-    float lr;             /* of this step */
-    float grad_norm;      /* global L2 norm before clipping */
-    float clip_scale;     /* min(1, clip / grad_norm) */
-    int32_t skip;         /* 1: loss or a gradient is not finite, the update is not applied */
-    int32_t bad_tensor;   /* then the first such parameter's index in the table, or -1 (the loss alone) */
+    uint64_t step;      /* the run's step, 0-based: keys the dropout masks */
+    uint64_t updates;   /* AdamW updates so far (t of its bias correction), without the skipped ones */
+    float lr;           /* of this step */
+    float grad_norm;    /* global L2 norm before clipping */
+    float clip_scale;   /* min(1, clip / grad_norm) */
+    int32_t skip;       /* 1: loss or a gradient is not finite, the update is not applied */
+    int32_t bad_tensor; /* then the first such parameter's index in the table, or -1 (the loss alone) */
     int32_t reserved;
-    double loss_sum;      /* sum of the token losses of the step, nats */
+    double loss_sum; /* sum of the token losses of the step, nats */
 } StepState;
 
 /* Dropout of a (rows, C) tensor: element (row, c) is kept where word c % 4 of
@@ -106,29 +106,31 @@ typedef struct Ops {
 
     /* ---- embedding ---- */
     /* x[b,t] = dropout(wte[tokens[b,t]] + wpe[first_position + t]); wpe NULL: without. x (B*T, C). */
-    void (*embedding_forward)(Stream *stream, act_t *x, const int32_t *tokens, const act_t *wte, const act_t *wpe,
-                              size_t B, size_t T, size_t C, size_t first_position, Dropout dropout);
-    void (*embedding_backward)(Stream *stream, float *d_wte, float *d_wpe, const act_t *dx, const int32_t *tokens,
-                               size_t B, size_t T, size_t C, Dropout dropout);
+    void (*embedding_forward)(Stream *stream, act_t *x, const int32_t *tokens, const act_t *wte,
+                              const act_t *wpe, size_t B, size_t T, size_t C, size_t first_position,
+                              Dropout dropout);
+    void (*embedding_backward)(Stream *stream, float *d_wte, float *d_wpe, const act_t *dx,
+                               const int32_t *tokens, size_t B, size_t T, size_t C, Dropout dropout);
 
     /* ---- residual add and LayerNorm (Ba et al. 2016), epsilon 1e-5 ----
      * sum = residual + dropout(branch); normed = (sum - mean) * rstd * gain + bias. branch NULL: sum is
      * residual and is not written. sum may be residual's own memory. mean, rstd (rows), NULL in generation. */
     void (*residual_norm_forward)(Stream *stream, act_t *sum, act_t *normed, float *mean, float *rstd,
-                                  const act_t *residual, const act_t *branch, const act_t *gain, const act_t *bias,
-                                  size_t rows, size_t C, Dropout dropout);
+                                  const act_t *residual, const act_t *branch, const act_t *gain,
+                                  const act_t *bias, size_t rows, size_t C, Dropout dropout);
     /* d_sum, already holding what reaches sum past the norm (overwrite: holding nothing), is added the
      * norm's part: it is then residual's gradient. d_branch = dropout(d_sum); NULL: not wanted (no branch,
      * or no dropout: then it is d_sum itself). d_gain, d_bias are added to. */
-    void (*residual_norm_backward)(Stream *stream, act_t *d_sum, bool overwrite, act_t *d_branch, float *d_gain,
-                                   float *d_bias, const act_t *d_normed, const act_t *sum, const float *mean,
-                                   const float *rstd, const act_t *gain, size_t rows, size_t C, Dropout dropout);
+    void (*residual_norm_backward)(Stream *stream, act_t *d_sum, bool overwrite, act_t *d_branch,
+                                   float *d_gain, float *d_bias, const act_t *d_normed, const act_t *sum,
+                                   const float *mean, const float *rstd, const act_t *gain, size_t rows,
+                                   size_t C, Dropout dropout);
 
     /* ---- linear, with GELU (Hendrycks and Gimpel 2016, tanh form) where asked ----
      * y = x W + b; gelu_y, if not NULL, = GELU(y), and y may then be NULL: not wanted. x (rows, in), W [in, out],
      * b (out), y (rows, out). */
-    void (*linear_forward)(Stream *stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w, const act_t *b,
-                           size_t rows, size_t in, size_t out);
+    void (*linear_forward)(Stream *stream, act_t *y, act_t *gelu_y, const act_t *x, const act_t *w,
+                           const act_t *b, size_t rows, size_t in, size_t out);
     /* dw += x^T dy; db += column sums of dy; dx = dy W^T, times GELU'(pre) where x = GELU(pre) and pre is
      * not NULL (dx is then pre's gradient). */
     void (*linear_backward)(Stream *stream, act_t *dx, float *dw, float *db, const act_t *dy, const act_t *x,
@@ -145,8 +147,8 @@ typedef struct Ops {
      * d_wte += dlogits^T hidden, dlogits = grad_scale * (softmax - onehot). Whole logits never exist. */
     size_t (*head_scratch_bytes)(size_t rows, size_t C, size_t V);
     void (*head_loss)(Stream *stream, StepState *state, act_t *d_hidden, float *d_wte, const act_t *hidden,
-                      const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V, float grad_scale,
-                      void *scratch);
+                      const act_t *wte, const int32_t *targets, size_t rows, size_t C, size_t V,
+                      float grad_scale, void *scratch);
     /* logits (rows, V) in fp32; hidden's rows lie `stride` elements apart. */
     void (*head_logits)(Stream *stream, float *logits, const act_t *hidden, size_t stride, const act_t *wte,
                         size_t rows, size_t C, size_t V);
@@ -158,8 +160,8 @@ typedef struct Ops {
     /* AdamW (Loshchilov and Hutter 2019) over all parameters; the gradients are scaled by clip_scale; with
      * state->skip nothing moves, else state->updates grows by one. work: the act_t copy that forward and
      * backward read, NULL where it is the weights themselves. spans: host memory, the same at every call. */
-    void (*adamw)(Stream *stream, StepState *state, float *weights, act_t *work, const float *gradients, float *m,
-                  float *v, const ParamSpan *spans, size_t n_spans, AdamW settings);
+    void (*adamw)(Stream *stream, StepState *state, float *weights, act_t *work, const float *gradients,
+                  float *m, float *v, const ParamSpan *spans, size_t n_spans, AdamW settings);
     /* work = weights, where they are two. */
     void (*weights_to_work)(Stream *stream, act_t *work, const float *weights, size_t count);
 } Ops;

@@ -16,11 +16,11 @@
 #include "ops_cpu_simd.h"
 
 enum {
-    ROW_BLOCKS = 128,      /* most parts that rows are cut into */
-    HEAD_ROWS = 256,       /* rows of logits that exist at once: enough for the matrix product's speed */
-    FLAT_CHUNK = 1 << 15,  /* parameters a thread takes at a time */
-    COLUMN_CHUNK = 64,     /* channels a thread takes at a time in sums over rows: whole cache lines */
-    MASK_CHANNELS = 1024   /* a dropout mask is made in stretches of this many channels, on the stack */
+    ROW_BLOCKS = 128,     /* most parts that rows are cut into */
+    HEAD_ROWS = 256,      /* rows of logits that exist at once: enough for the matrix product's speed */
+    FLAT_CHUNK = 1 << 15, /* parameters a thread takes at a time */
+    COLUMN_CHUNK = 64,    /* channels a thread takes at a time in sums over rows: whole cache lines */
+    MASK_CHANNELS = 1024  /* a dropout mask is made in stretches of this many channels, on the stack */
 };
 
 struct Stream {
@@ -34,7 +34,9 @@ struct Stream {
     size_t n_marks;
 };
 
-static const CpuKernels *kernels(void) { return SIMD_PICK(cpu_kernels); }
+static const CpuKernels *kernels(void) {
+    return SIMD_PICK(cpu_kernels);
+}
 
 /* ==== the device ==== */
 static Stream *cpu_open(int index, int threads, Error *err) {
@@ -55,7 +57,9 @@ static void cpu_close(Stream *stream) {
     free(stream);
 }
 
-static void cpu_synchronize(Stream *stream) { (void)stream; }
+static void cpu_synchronize(Stream *stream) {
+    (void)stream;
+}
 
 static void cpu_describe(Stream *stream, char *text, size_t size) {
     snprintf(text, size, "%d thread%s, %s, %s", stream->threads, stream->threads == 1 ? "" : "s",
@@ -77,7 +81,8 @@ static void *cpu_allocate(Stream *stream, size_t bytes, Error *err) {
     (void)stream;
     void *memory = NULL;
     if (posix_memalign(&memory, 256, bytes) != 0) {
-        error_set(err, "%zu MB of memory are not to be had: lower -micro, -ctx, -layers or -channels", bytes >> 20);
+        error_set(err, "%zu MB of memory are not to be had: lower -micro, -ctx, -layers or -channels",
+                  bytes >> 20);
         return NULL;
     }
     memset(memory, 0, bytes);
@@ -99,7 +104,8 @@ static void cpu_zero(Stream *stream, void *device, size_t bytes) {
     uint8_t *start = (uint8_t *)device;
     const size_t chunk = (size_t)FLAT_CHUNK * sizeof(float);
 #pragma omp parallel for schedule(static)
-    for (size_t at = 0; at < bytes; at += chunk) memset(start + at, 0, bytes - at < chunk ? bytes - at : chunk);
+    for (size_t at = 0; at < bytes; at += chunk)
+        memset(start + at, 0, bytes - at < chunk ? bytes - at : chunk);
 }
 
 /* Room for `floats` partial sums, zeroed. */
@@ -127,7 +133,9 @@ static void cpu_read_state(Stream *stream, StepState *host, const StepState *sta
 
 /* ==== rows ==== */
 /* The block of rows number `block`, of row_blocks(rows) in all: from *first to before *end. */
-static size_t row_blocks(size_t rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
+static size_t row_blocks(size_t rows) {
+    return rows < ROW_BLOCKS ? rows : ROW_BLOCKS;
+}
 static void block_rows(size_t rows, size_t block, size_t *first, size_t *end) {
     const size_t blocks = row_blocks(rows);
     *first = rows / blocks * block + (block < rows % blocks ? block : rows % blocks);
@@ -194,8 +202,8 @@ static void cpu_embedding_forward(Stream *stream, act_t *x_, const int32_t *toke
 }
 
 /* Threads share the channels, so that each row of d_wte is summed in the order of the tokens. */
-static void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const act_t *dx_, const int32_t *tokens,
-                                   size_t B, size_t T, size_t C, Dropout dropout) {
+static void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const act_t *dx_,
+                                   const int32_t *tokens, size_t B, size_t T, size_t C, Dropout dropout) {
     (void)stream;
     const float *dx = (const float *)dx_;
     const Mask mask = mask_of(&dropout, C);
@@ -238,9 +246,10 @@ static void cpu_residual_norm_forward(Stream *stream, act_t *sum_, act_t *normed
     }
 }
 
-static void cpu_residual_norm_backward(Stream *stream, act_t *d_sum_, bool overwrite, act_t *d_branch_, float *d_gain,
-                                       float *d_bias, const act_t *d_normed_, const act_t *sum_, const float *mean,
-                                       const float *rstd, const act_t *gain, size_t rows, size_t C, Dropout dropout) {
+static void cpu_residual_norm_backward(Stream *stream, act_t *d_sum_, bool overwrite, act_t *d_branch_,
+                                       float *d_gain, float *d_bias, const act_t *d_normed_,
+                                       const act_t *sum_, const float *mean, const float *rstd,
+                                       const act_t *gain, size_t rows, size_t C, Dropout dropout) {
     float *d_sum = (float *)d_sum_, *d_branch = (float *)d_branch_;
     const float *d_normed = (const float *)d_normed_, *sum = (const float *)sum_;
     const Mask mask = mask_of(&dropout, C);
@@ -252,13 +261,11 @@ static void cpu_residual_norm_backward(Stream *stream, act_t *d_sum_, bool overw
         size_t first, end;
         block_rows(rows, block, &first, &end);
         for (size_t row = first; row < end; row++) {
-            k->norm_backward(d_sum + row * C, overwrite, gains + block * C, biases + block * C, d_normed + row * C,
-                             sum + row * C, mean[row], rstd[row], (const float *)gain, C);
+            k->norm_backward(d_sum + row * C, overwrite, gains + block * C, biases + block * C,
+                             d_normed + row * C, sum + row * C, mean[row], rstd[row], (const float *)gain, C);
             if (!d_branch) continue;
-            if (mask.on)
-                apply_mask(&mask, d_branch + row * C, d_sum + row * C, row, C);
-            else
-                memcpy(d_branch + row * C, d_sum + row * C, C * sizeof *d_sum);
+            if (mask.on) apply_mask(&mask, d_branch + row * C, d_sum + row * C, row, C);
+            else memcpy(d_branch + row * C, d_sum + row * C, C * sizeof *d_sum);
         }
     }
     add_rows(d_gain, gains, blocks, C);
@@ -266,19 +273,21 @@ static void cpu_residual_norm_backward(Stream *stream, act_t *d_sum_, bool overw
 }
 
 /* ==== linear ==== */
-static void cpu_linear_forward(Stream *stream, act_t *y_, act_t *gelu_, const act_t *x, const act_t *w, const act_t *b,
-                               size_t rows, size_t in, size_t out) {
+static void cpu_linear_forward(Stream *stream, act_t *y_, act_t *gelu_, const act_t *x, const act_t *w,
+                               const act_t *b, size_t rows, size_t in, size_t out) {
     (void)stream;
     float *y = (float *)y_, *gelu = (float *)gelu_;
     const CpuKernels *k = kernels();
-    sgemm(false, false, rows, out, in, 1.0f, (const float *)x, in, (const float *)w, out, 0.0f, y ? y : gelu, out);
+    sgemm(false, false, rows, out, in, 1.0f, (const float *)x, in, (const float *)w, out, 0.0f, y ? y : gelu,
+          out);
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++)
         k->bias_gelu(y ? y + row * out : NULL, gelu ? gelu + row * out : NULL, (const float *)b, out);
 }
 
-static void cpu_linear_backward(Stream *stream, act_t *dx_, float *dw, float *db, const act_t *dy_, const act_t *x,
-                                const act_t *w, const act_t *pre_, size_t rows, size_t in, size_t out) {
+static void cpu_linear_backward(Stream *stream, act_t *dx_, float *dw, float *db, const act_t *dy_,
+                                const act_t *x, const act_t *w, const act_t *pre_, size_t rows, size_t in,
+                                size_t out) {
     float *dx = (float *)dx_;
     const float *dy = (const float *)dy_, *pre = (const float *)pre_;
     const CpuKernels *k = kernels();
@@ -316,8 +325,8 @@ static void fill_angles(Stream *stream, size_t positions, size_t half) {
     }
 }
 
-static void cpu_rotary(Stream *stream, act_t *qkv_, size_t B, size_t T, size_t H, size_t D, size_t first_position,
-                       bool keys_only, bool inverse) {
+static void cpu_rotary(Stream *stream, act_t *qkv_, size_t B, size_t T, size_t H, size_t D,
+                       size_t first_position, bool keys_only, bool inverse) {
     float *qkv = (float *)qkv_;
     const size_t half = D / 2;
     fill_angles(stream, first_position + T, half);
@@ -326,14 +335,17 @@ static void cpu_rotary(Stream *stream, act_t *qkv_, size_t B, size_t T, size_t H
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < B * T; row++) {
         const size_t position = first_position + row % T;
-        for (size_t head = keys_only ? H : 0; head < 2 * H; head++) /* q's heads, then k's: they lie one after the other */
-            k->rotate(qkv + row * 3 * H * D + head * D, cosine + position * half, sine + position * half, half,
-                      inverse);
+        for (size_t head = keys_only ? H : 0; head < 2 * H;
+             head++) /* q's heads, then k's: they lie one after the other */
+            k->rotate(qkv + row * 3 * H * D + head * D, cosine + position * half, sine + position * half,
+                      half, inverse);
     }
 }
 
 /* ==== the head ==== */
-static size_t head_rows(size_t rows) { return rows < HEAD_ROWS ? rows : HEAD_ROWS; }
+static size_t head_rows(size_t rows) {
+    return rows < HEAD_ROWS ? rows : HEAD_ROWS;
+}
 
 /* A chunk's logits, and its rows' losses in double. */
 static size_t cpu_head_scratch_bytes(size_t rows, size_t C, size_t V) {
@@ -345,9 +357,9 @@ static size_t cpu_head_scratch_bytes(size_t rows, size_t C, size_t V) {
     return bytes;
 }
 
-static void cpu_head_loss(Stream *stream, StepState *state, act_t *d_hidden_, float *d_wte, const act_t *hidden_,
-                          const act_t *wte_, const int32_t *targets, size_t rows, size_t C, size_t V, float grad_scale,
-                          void *scratch) {
+static void cpu_head_loss(Stream *stream, StepState *state, act_t *d_hidden_, float *d_wte,
+                          const act_t *hidden_, const act_t *wte_, const int32_t *targets, size_t rows,
+                          size_t C, size_t V, float grad_scale, void *scratch) {
     (void)stream;
     float *d_hidden = (float *)d_hidden_;
     const float *hidden = (const float *)hidden_, *wte = (const float *)wte_;
@@ -368,15 +380,18 @@ static void cpu_head_loss(Stream *stream, StepState *state, act_t *d_hidden_, fl
     }
 }
 
-static void cpu_head_logits(Stream *stream, float *logits, const act_t *hidden, size_t stride, const act_t *wte,
-                            size_t rows, size_t C, size_t V) {
+static void cpu_head_logits(Stream *stream, float *logits, const act_t *hidden, size_t stride,
+                            const act_t *wte, size_t rows, size_t C, size_t V) {
     (void)stream;
-    sgemm(false, true, rows, V, C, 1.0f, (const float *)hidden, stride, (const float *)wte, C, 0.0f, logits, V);
+    sgemm(false, true, rows, V, C, 1.0f, (const float *)hidden, stride, (const float *)wte, C, 0.0f, logits,
+          V);
 }
 
 /* ==== the update ==== */
 /* A parameter tensor's chunks of FLAT_CHUNK floats are the units that threads share and sums are made of. */
-static size_t chunks_of(const ParamSpan *span) { return (span->count + FLAT_CHUNK - 1) / FLAT_CHUNK; }
+static size_t chunks_of(const ParamSpan *span) {
+    return (span->count + FLAT_CHUNK - 1) / FLAT_CHUNK;
+}
 static size_t chunk_size(const ParamSpan *span, size_t chunk) {
     const size_t left = span->count - chunk * FLAT_CHUNK;
     return left < FLAT_CHUNK ? left : FLAT_CHUNK;
@@ -392,14 +407,15 @@ static double tensor_squares(const float *gradients, const ParamSpan *span) {
         const size_t n = chunks - start < AT_ONCE ? chunks - start : AT_ONCE;
 #pragma omp parallel for schedule(static) if (n > 1)
         for (size_t i = 0; i < n; i++)
-            sums[i] = k->sum_of_squares(gradients + span->offset + (start + i) * FLAT_CHUNK, chunk_size(span, start + i));
+            sums[i] = k->sum_of_squares(gradients + span->offset + (start + i) * FLAT_CHUNK,
+                                        chunk_size(span, start + i));
         for (size_t i = 0; i < n; i++) total += sums[i];
     }
     return total;
 }
 
-static void cpu_gradient_norm(Stream *stream, StepState *state, const float *gradients, const ParamSpan *spans,
-                              size_t n_spans, float clip) {
+static void cpu_gradient_norm(Stream *stream, StepState *state, const float *gradients,
+                              const ParamSpan *spans, size_t n_spans, float clip) {
     (void)stream;
     double total = 0;
     state->bad_tensor = -1;
@@ -414,8 +430,8 @@ static void cpu_gradient_norm(Stream *stream, StepState *state, const float *gra
     state->clip_scale = clip > 0 && norm > (double)clip ? (float)((double)clip / norm) : 1.0f;
 }
 
-static void cpu_adamw(Stream *stream, StepState *state, float *weights, act_t *work, const float *gradients, float *m,
-                      float *v, const ParamSpan *spans, size_t n_spans, AdamW settings) {
+static void cpu_adamw(Stream *stream, StepState *state, float *weights, act_t *work, const float *gradients,
+                      float *m, float *v, const ParamSpan *spans, size_t n_spans, AdamW settings) {
     (void)stream, (void)work; /* the weights are the working copy */
     if (state->skip) return;
     state->updates++;
@@ -430,7 +446,8 @@ static void cpu_adamw(Stream *stream, StepState *state, float *weights, act_t *w
         for (size_t chunk = 0; chunk < chunks_of(span); chunk++) {
             const size_t at = span->offset + chunk * FLAT_CHUNK;
             k->adamw(weights + at, gradients + at, m + at, v + at, chunk_size(span, chunk), state->clip_scale,
-                     state->lr, decay, settings.beta1, settings.beta2, settings.epsilon, correction1, correction2);
+                     state->lr, decay, settings.beta1, settings.beta2, settings.epsilon, correction1,
+                     correction2);
         }
     }
 }
@@ -441,15 +458,34 @@ static void cpu_weights_to_work(Stream *stream, act_t *work, const float *weight
 }
 
 const Ops ops_cpu = {
-    .name = "cpu", .act_size = sizeof(float),
-    .open = cpu_open, .close = cpu_close, .synchronize = cpu_synchronize, .describe = cpu_describe,
-    .allocate = cpu_allocate, .release = cpu_release, .host_allocate = cpu_allocate, .host_release = cpu_release,
-    .upload = cpu_copy_in, .download = cpu_copy_in, .zero = cpu_zero,
-    .mark = cpu_mark, .seconds_between = cpu_seconds_between,
-    .begin_step = cpu_begin_step, .read_state = cpu_read_state,
-    .embedding_forward = cpu_embedding_forward, .embedding_backward = cpu_embedding_backward,
-    .residual_norm_forward = cpu_residual_norm_forward, .residual_norm_backward = cpu_residual_norm_backward,
-    .linear_forward = cpu_linear_forward, .linear_backward = cpu_linear_backward, .rotary = cpu_rotary,
-    .head_scratch_bytes = cpu_head_scratch_bytes, .head_loss = cpu_head_loss, .head_logits = cpu_head_logits,
-    .gradient_norm = cpu_gradient_norm, .adamw = cpu_adamw, .weights_to_work = cpu_weights_to_work,
+    .name = "cpu",
+    .act_size = sizeof(float),
+    .open = cpu_open,
+    .close = cpu_close,
+    .synchronize = cpu_synchronize,
+    .describe = cpu_describe,
+    .allocate = cpu_allocate,
+    .release = cpu_release,
+    .host_allocate = cpu_allocate,
+    .host_release = cpu_release,
+    .upload = cpu_copy_in,
+    .download = cpu_copy_in,
+    .zero = cpu_zero,
+    .mark = cpu_mark,
+    .seconds_between = cpu_seconds_between,
+    .begin_step = cpu_begin_step,
+    .read_state = cpu_read_state,
+    .embedding_forward = cpu_embedding_forward,
+    .embedding_backward = cpu_embedding_backward,
+    .residual_norm_forward = cpu_residual_norm_forward,
+    .residual_norm_backward = cpu_residual_norm_backward,
+    .linear_forward = cpu_linear_forward,
+    .linear_backward = cpu_linear_backward,
+    .rotary = cpu_rotary,
+    .head_scratch_bytes = cpu_head_scratch_bytes,
+    .head_loss = cpu_head_loss,
+    .head_logits = cpu_head_logits,
+    .gradient_norm = cpu_gradient_norm,
+    .adamw = cpu_adamw,
+    .weights_to_work = cpu_weights_to_work,
 };

@@ -52,7 +52,8 @@ static void multiply_to(float *y, const float *x, const float *scale, size_t n) 
 
 /* Two passes over a row that sits in the first-level cache: the mean, then the variance about it. */
 static void norm_forward(float *sum, float *normed, float *mean_out, float *rstd_out, const float *residual,
-                         const float *branch, const float *restrict gain, const float *restrict bias, size_t C) {
+                         const float *branch, const float *restrict gain, const float *restrict bias,
+                         size_t C) {
     const float *x = residual;
     if (branch) {
         for (size_t c = 0; c < C; c++) sum[c] = residual[c] + branch[c];
@@ -79,9 +80,9 @@ static void norm_forward(float *sum, float *normed, float *mean_out, float *rstd
 
 /* With xhat = (x - mean) rstd and g = d_normed gain:
  * dx = rstd (g - average(g) - xhat average(g xhat)). */
-static void norm_backward(float *restrict d_sum, bool overwrite, float *restrict d_gain, float *restrict d_bias,
-                          const float *restrict d_normed, const float *restrict sum, float mean, float rstd,
-                          const float *restrict gain, size_t C) {
+static void norm_backward(float *restrict d_sum, bool overwrite, float *restrict d_gain,
+                          float *restrict d_bias, const float *restrict d_normed, const float *restrict sum,
+                          float mean, float rstd, const float *restrict gain, size_t C) {
     const size_t whole = C / LANES * LANES;
     Lanes sum_g = {0}, sum_gx = {0}, x, dy, scale;
     for (size_t c = 0; c < whole; c += LANES) {
@@ -142,7 +143,8 @@ static double softmax_loss(float *logits, size_t V, size_t target, float scale, 
     float high[LANES];
     for (int i = 0; i < LANES; i++) high[i] = -INFINITY;
     for (size_t v = 0; v < whole; v += LANES)
-        for (int i = 0; i < LANES; i++) high[i] = logits[v + (size_t)i] > high[i] ? logits[v + (size_t)i] : high[i];
+        for (int i = 0; i < LANES; i++)
+            high[i] = logits[v + (size_t)i] > high[i] ? logits[v + (size_t)i] : high[i];
     for (size_t v = whole; v < V; v++) high[0] = logits[v] > high[0] ? logits[v] : high[0];
     for (int i = 1; i < LANES; i++) high[0] = high[i] > high[0] ? high[i] : high[0];
     const float max = high[0], at_target = logits[target];
@@ -189,8 +191,8 @@ static double sum_of_squares(const float *x, size_t n) {
 }
 
 static void adamw(float *restrict w, const float *restrict g, float *restrict m, float *restrict v, size_t n,
-                  float scale, float lr, float decay, float beta1, float beta2, float epsilon, float correction1,
-                  float correction2) {
+                  float scale, float lr, float decay, float beta1, float beta2, float epsilon,
+                  float correction1, float correction2) {
     for (size_t i = 0; i < n; i++) {
         const float gradient = g[i] * scale;
         m[i] = beta1 * m[i] + (1.0f - beta1) * gradient;
@@ -219,8 +221,8 @@ static float largest(const float *logits, size_t V) {
     return found;
 }
 
-static void sample_weights(float *restrict weights, float *restrict sums, const float *restrict logits, size_t V,
-                           float most, float temperature) {
+static void sample_weights(float *restrict weights, float *restrict sums, const float *restrict logits,
+                           size_t V, float most, float temperature) {
     for (size_t start = 0; start < V; start += SAMPLE_BLOCK) {
         const size_t n = V - start < SAMPLE_BLOCK ? V - start : SAMPLE_BLOCK;
         for (size_t i = start; i < start + n; i++) {
@@ -240,8 +242,17 @@ static void sample_weights(float *restrict weights, float *restrict sums, const 
 }
 
 const CpuKernels SIMD_TABLE(cpu_kernels) = {
-    .dropout_mask = dropout_mask, .add = add, .multiply_to = multiply_to,
-    .norm_forward = norm_forward, .norm_backward = norm_backward, .bias_gelu = bias_gelu,
-    .gelu_backward = gelu_backward, .softmax_loss = softmax_loss, .rotate = rotate,
-    .sum_of_squares = sum_of_squares, .adamw = adamw, .largest = largest, .sample_weights = sample_weights,
+    .dropout_mask = dropout_mask,
+    .add = add,
+    .multiply_to = multiply_to,
+    .norm_forward = norm_forward,
+    .norm_backward = norm_backward,
+    .bias_gelu = bias_gelu,
+    .gelu_backward = gelu_backward,
+    .softmax_loss = softmax_loss,
+    .rotate = rotate,
+    .sum_of_squares = sum_of_squares,
+    .adamw = adamw,
+    .largest = largest,
+    .sample_weights = sample_weights,
 };

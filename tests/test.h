@@ -22,24 +22,24 @@ static TestState test_state;
 
 #define TEST(test_name) static void test_##test_name(void)
 #define CHECK(condition) CHECK_MSG(condition, "%s", #condition)
-#define CHECK_MSG(condition, ...)                                       \
-    do {                                                                \
-        if (!(condition)) {                                             \
-            test_state.bad++;                                           \
-            if (test_state.bad <= 10) {                                 \
+#define CHECK_MSG(condition, ...)                                                \
+    do {                                                                         \
+        if (!(condition)) {                                                      \
+            test_state.bad++;                                                    \
+            if (test_state.bad <= 10) {                                          \
                 printf("  %s:%d: in %s: ", __FILE__, __LINE__, test_state.name); \
-                printf(__VA_ARGS__);                                    \
-                printf("\n");                                           \
-            }                                                           \
-        }                                                               \
+                printf(__VA_ARGS__);                                             \
+                printf("\n");                                                    \
+            }                                                                    \
+        }                                                                        \
     } while (0)
-#define SKIP(...)                                        \
-    do {                                                 \
-        printf("  skipped %s: ", test_state.name);       \
-        printf(__VA_ARGS__);                             \
-        printf("\n");                                    \
-        test_state.skipped = "yes";                      \
-        return;                                          \
+#define SKIP(...)                                  \
+    do {                                           \
+        printf("  skipped %s: ", test_state.name); \
+        printf(__VA_ARGS__);                       \
+        printf("\n");                              \
+        test_state.skipped = "yes";                \
+        return;                                    \
     } while (0)
 #define RUN(test_name) test_run(#test_name, test_##test_name)
 
