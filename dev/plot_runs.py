@@ -1,6 +1,6 @@
-"""plot_runs.py OUT.png RUN=LABEL ... - the curves of several runs in one picture: held-out loss as points joined
-by lines, training loss thin behind them, the floor where the data has one. A RUN is a run's folder or its
-log.jsonl. Needs matplotlib."""
+"""plot_runs.py [--above-floor] OUT.png RUN=LABEL ... - the curves of several runs in one picture: held-out loss as
+points joined by lines, training loss thin behind them, the floor where the data has one; with --above-floor what
+each is above it. A RUN is a run's folder or its log.jsonl. Needs matplotlib."""
 
 import json
 import os
@@ -19,29 +19,48 @@ def read(path):
         return [json.loads(line) for line in file]
 
 
+def floor_of(path, rows):
+    """Of a run of -compare, it stands in the comparison's own file."""
+    for row in rows:
+        if row.get("floor") is not None:
+            return row["floor"]
+    comparison = os.path.join(path, "..", "compare.json")
+    if not os.path.exists(comparison):
+        return None
+    with open(comparison, encoding="utf-8") as file:
+        return json.load(file)["floor"]
+
+
 def main():
-    if len(sys.argv) < 3:
+    arguments = sys.argv[1:]
+    above = arguments[:1] == ["--above-floor"]
+    arguments = arguments[above:]
+    if len(arguments) < 2:
         sys.exit(__doc__)
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
-    floor = None
-    for number, argument in enumerate(sys.argv[2:]):
+    for number, argument in enumerate(arguments[1:]):
         path, _, label = argument.partition("=")
         rows = read(path)
+        floor = floor_of(path, rows)
+        if above and floor is None:
+            sys.exit(f"{path}: its data has no floor")
+        zero = floor if above else 0
         steps = [row for row in rows if row["type"] == "step" and row["loss"] is not None]
         evals = [row for row in rows if row["type"] == "eval" and row["loss"] is not None]
-        axes.plot([row["step"] for row in steps], [row["loss"] for row in steps], color=f"C{number}", lw=0.5, alpha=0.35)
-        axes.plot([row["step"] for row in evals], [row["loss"] for row in evals], color=f"C{number}", marker="o",
-                  ms=4, lw=1.2, ls=["-", "--", ":"][number % 3], label=f"{label or path}: {evals[-1]['loss']:.4f}")
-        floor = next((row["floor"] for row in evals if row.get("floor") is not None), floor)
-    if floor is not None:
+        axes.plot([row["step"] for row in steps], [row["loss"] - zero for row in steps], color=f"C{number}", lw=0.5,
+                  alpha=0.35)
+        axes.plot([row["step"] for row in evals], [row["loss"] - zero for row in evals], color=f"C{number}", marker="o",
+                  ms=4, lw=1.2, ls=["-", "--", ":"][number % 3], label=f"{label or path}: {evals[-1]['loss'] - zero:.4f}")
+    if floor is not None and not above:
         axes.axhline(floor, color="gray", lw=1, ls="-.", label=f"floor: {floor:.4f}")
-    axes.set(xlabel="step", ylabel="nats per token", yscale="log")
-    axes.set_yticks([1, 1.5, 2, 3, 5, 8], [f"{tick:g}" for tick in [1, 1.5, 2, 3, 5, 8]])
+    axes.set(xlabel="step", ylabel="nats per token above the floor" if above else "nats per token", yscale="log")
+    ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5] if above else [1, 1.5, 2, 3, 5, 8]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(title="held-out loss at the end")
+    axes.legend(title="held-out loss at the end" + (", above the floor" if above else ""))
     figure.tight_layout()
-    figure.savefig(sys.argv[1])
+    figure.savefig(arguments[0])
 
 
 main()

@@ -686,11 +686,8 @@ static void check_rotary(const Case *c, const Variant *variant) {
     kept_free(&apart), kept_free(&fused);
 }
 
-TEST(rotary_within) {
-    NEED_GPU();
-    static const size_t shapes[][3] = {{2, 1, 3},   {3, 63, 2},  {1, 64, 5},  {2, 65, 3},
-                                       {2, 129, 7}, {1, 513, 2}, {1, 1030, 1}};
-    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+static void check_rotary_at(const size_t (*shapes)[3], size_t n) {
+    for (size_t s = 0; s < n; s++)
         for (size_t i = 0; i < HEAD_SIZES; i++) {
             Case c = case_new(shapes[s][0], shapes[s][1], shapes[s][2], head_sizes[i], 1);
             for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
@@ -700,6 +697,16 @@ TEST(rotary_within) {
             }
             case_free(&c);
         }
+}
+TEST(rotary_within) {
+    NEED_GPU();
+    static const size_t shapes[][3] = {{2, 1, 3}, {3, 63, 2}, {1, 64, 5}, {2, 65, 3}, {2, 129, 7}};
+    check_rotary_at(shapes, sizeof shapes / sizeof shapes[0]);
+}
+TEST(longer_rotary) {
+    NEED_GPU();
+    static const size_t shapes[][3] = {{1, 300, 3}, {1, 513, 2}, {1, 1030, 1}};
+    check_rotary_at(shapes, sizeof shapes / sizeof shapes[0]);
 }
 
 TEST(shapes_and_sizes) {
@@ -753,6 +760,7 @@ int main(int argc, char **argv) {
     RUN(more_than_two_to_the_31_numbers);
     RUN(repeats_are_bit_equal);
     RUN(rotary_within);
+    RUN(longer_rotary);
     if (gpu) ops_cuda_fp32.close(gpu32), ops_cuda.close(gpu);
     return test_finish();
 }
