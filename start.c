@@ -454,6 +454,21 @@ bool make_tokens(App *app, const char *folder) {
     return done;
 }
 
+/* Shards that are all of a folder which data_write_shards made (as those of -compare are): what it says of them. */
+static bool facts_beside(App *app) {
+    static const char train[] = "/train-*.bin", heldout[] = "/heldout-*.bin";
+    const char *data = app->options.data, *other = app->options.heldout;
+    if (!other || strlen(data) < sizeof train || strlen(other) < sizeof heldout) return false;
+    const size_t length = strlen(data) - (sizeof train - 1);
+    char *folder = xformat("%.*s", (int)length, data);
+    const bool known = strcmp(data + length, train) == 0 && strncmp(other, folder, length) == 0 &&
+                       strcmp(other + length, heldout) == 0 && data_read_facts(folder, &app->facts, NULL) &&
+                       app->facts.train_tokens == shards_tokens(app->train) &&
+                       app->facts.heldout_tokens == shards_tokens(app->heldout);
+    free(folder);
+    return known;
+}
+
 /* Tokens of both sides, open for reading, and the run's copy of the tokenizer. */
 static bool open_data(App *app) {
     const Options *o = &app->options;
@@ -468,6 +483,8 @@ static bool open_data(App *app) {
     if (!names_shards(o->data)) {
         done = done && data_read_facts(folder, &app->facts, &app->err) && open_shards(app, train, heldout);
         app->has_facts = done;
+    } else {
+        app->has_facts = done && facts_beside(app);
     }
     free(merges);
     free(heldout);

@@ -19,18 +19,6 @@ def read(path):
         return [json.loads(line) for line in file]
 
 
-def floor_of(path, rows):
-    """Of a run of -compare, it stands in the comparison's own file."""
-    for row in rows:
-        if row.get("floor") is not None:
-            return row["floor"]
-    comparison = os.path.join(path, "..", "compare.json")
-    if not os.path.exists(comparison):
-        return None
-    with open(comparison, encoding="utf-8") as file:
-        return json.load(file)["floor"]
-
-
 def main():
     arguments = sys.argv[1:]
     above = arguments[:1] == ["--above-floor"]
@@ -41,7 +29,7 @@ def main():
     for number, argument in enumerate(arguments[1:]):
         path, _, label = argument.partition("=")
         rows = read(path)
-        floor = floor_of(path, rows)
+        floor = next((row["floor"] for row in rows if row.get("floor") is not None), None)
         if above and floor is None:
             sys.exit(f"{path}: its data has no floor")
         zero = floor if above else 0

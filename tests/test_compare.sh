@@ -45,6 +45,7 @@ for one in naive, flash:
     evals = [row for row in log if row["type"] == "eval" and row["step"] <= 6]
     assert [e["loss"] for e in one["evals"]] == [e["loss"] for e in evals]
     assert [e["step"] for e in one["evals"]] == [0, 2, 4, 6]
+    assert [row["floor"] for row in evals] == [all["floor"]] * 4, evals
     assert 0 < one["attention_forward_ms"] + one["attention_backward_ms"] < one["ms"], one
     assert one["tokens_per_s"] > 0 and one["peak_memory_bytes"] > 1e6 and one["micro"] == 4, one
 # 2 layers, 4 sequences, 2 heads, a table of 64 x 64 floats
