@@ -25,6 +25,11 @@
  * takes the third's place: 64 queries a block, keys as in the forward pass, S and dP made once more (7
  * products instead of 5): bit-equal from run to run.
  *
+ * ROTARY POSITIONS, where the call asks for them: the forward kernel turns its block's queries in shared memory before
+ * the first product, and writes them back for the backward pass; where that writes rows of dK and dQ, it turns them
+ * back on the way. The keys have been turned before, since each is read by all later blocks. Numbers are rounded to
+ * bf16 where the separate operation rounds them, so that the results are the same bits.
+ *
  * GENERATION. A block for each new query: groups of lanes take keys in turns, each with an online softmax of
  * its own in fp32, and are merged once at the end.
  *
@@ -485,6 +490,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     if (job.angles.cosine)
         rotate_queries<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first, job.angles,
                                                (unsigned)first);
+
     Softmax<D, M> state = {};
 #pragma unroll
     for (int m = 0; m < M; m++) state.max[m][0] = state.max[m][1] = -FLT_MAX; /* no -inf - -inf */
