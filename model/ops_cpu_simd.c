@@ -3,6 +3,7 @@
  * an order that is fixed for the level. */
 #include "ops_cpu_simd.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -195,8 +196,12 @@ static void adamw(float *restrict w, const float *restrict g, float *restrict m,
                   float correction1, float correction2) {
     for (size_t i = 0; i < n; i++) {
         const float gradient = g[i] * scale;
-        m[i] = beta1 * m[i] + (1.0f - beta1) * gradient;
-        v[i] = beta2 * v[i] + (1.0f - beta2) * gradient * gradient;
+        const float first = beta1 * m[i] + (1.0f - beta1) * gradient;
+        const float second = beta2 * v[i] + (1.0f - beta2) * gradient * gradient;
+        /* Of a weight that gets no more gradient both shrink for ever, and below FLT_MIN every operation on them is
+         * slow; 0.9 of the smallest numbers even rounds to themselves. */
+        m[i] = fabsf(first) < FLT_MIN ? 0.0f : first;
+        v[i] = second < FLT_MIN ? 0.0f : second;
         const float step = (m[i] * correction1) / (sqrtf(v[i] * correction2) + epsilon);
         w[i] -= lr * (step + decay * w[i]);
     }
