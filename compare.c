@@ -2,11 +2,14 @@
 #include "compare.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -168,14 +171,50 @@ static char **run_arguments(int argc, char **argv, char *const *more, char *back
     return arguments;
 }
 
-/* In a process group of its own, so that a terminal's Ctrl-C reaches it once: from us. */
-static bool start(char **arguments, pid_t *child, Error *err) {
+/* In the environment of a process that is started here: the end of a pipe, the other end of which closes with this
+ * process, however it ends. */
+static const char follow_variable[] = "TRAIN_GPT_COMPARE_PIPE";
+
+static void *follow(void *pipe_end) {
+    char byte;
+    while (read(*(int *)pipe_end, &byte, 1) < 0 && errno == EINTR) continue;
+    kill(getpid(), SIGTERM);
+    return NULL;
+}
+
+void compare_follow_parent(void) {
+    static int pipe_end;
+    const char *text = getenv(follow_variable);
+    if (!text) return;
+    pipe_end = (int)strtol(text, NULL, 10);
+    unsetenv(follow_variable);
+    /* Signals are for the other threads. */
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread, NULL, follow, &pipe_end) == 0) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* In a process group of its own, so that a terminal's Ctrl-C reaches it once: from us. It runs as long as *follows
+ * is open, which is to be closed once it has ended. */
+static bool start(char **arguments, pid_t *child, int *follows, Error *err) {
+    int ends[2];
+    char text[24];
+    if (pipe(ends) != 0) return error_set(err, "cannot make a pipe: %s", strerror(errno));
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    snprintf(text, sizeof text, "%d", ends[0]);
+    setenv(follow_variable, text, 1);
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
     int problem = posix_spawn(child, "/proc/self/exe", NULL, &attributes, arguments, environ);
     if (problem != 0) problem = posix_spawnp(child, arguments[0], NULL, &attributes, arguments, environ);
     posix_spawnattr_destroy(&attributes);
+    close(ends[0]);
+    *follows = ends[1];
+    if (problem != 0) close(ends[1]);
     return problem == 0 || error_set(err, "cannot start %s: %s", arguments[0], strerror(problem));
 }
 
@@ -196,9 +235,11 @@ static bool train_one(CompareBackend *backend, const char *folder, int argc, cha
     char *run = xformat("%s/%s", folder, backend->name);
     char **arguments = run_arguments(argc, argv, more, backend->name, run);
     pid_t child;
-    const bool started = start(arguments, &child, err);
+    int follows = -1;
+    const bool started = start(arguments, &child, &follows, err);
     if (started) {
         const int status = wait_for(child);
+        close(follows);
         char *end = NULL;
         Error problem = {""};
         backend->ran = read_log(backend, run, &end, &problem) && backend->n_evals > 0;

@@ -59,6 +59,9 @@ char *compare_folder(const char *path, Error *err);
  * processes at all is one of this call. */
 bool compare_train(Comparison *comparison, const char *folder, int argc, char **argv, char *const *more,
                    Error *err);
+/* First thing in main: where this process is one that compare_train started, it is told to stop (SIGTERM) when that
+ * one ends, however that comes. */
+void compare_follow_parent(void);
 void compare_show(const Comparison *comparison, FILE *out);
 bool compare_write(const Comparison *comparison, const char *folder, Error *err);
 void compare_free(Comparison *comparison);

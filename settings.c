@@ -292,8 +292,17 @@ bool settle_rates(App *app) {
     return o->min_lr <= o->lr || USAGE(app, "-min-lr %g is above -lr %g; lower it", o->min_lr, o->lr);
 }
 
-/* A path that the user gave and that is about to be read. A glob is left to what opens it. */
+/* A path that the user gave and that is about to be read. A glob is left to what opens it. A folder of shards is no
+ * text: the merges beside them would be taken for a story. */
 bool check_path(App *app, const char *flag, const char *path) {
+    char *facts = path && folder_exists(path) ? xformat("%s/data.json", path) : NULL;
+    const bool shards = facts && strcmp(flag, "tokenizer") != 0 && file_exists(facts);
+    free(facts);
+    if (shards)
+        return USAGE(app,
+                     "-%s: the folder %s holds shards, not text; name them: -data '%s/train-*.bin' -heldout "
+                     "'%s/heldout-*.bin'",
+                     flag, path, path, path);
     if (!path || names_shards(path) || file_exists(path) || folder_exists(path)) return true;
     return error_set(&app->err, "-%s: there is no file or folder %s; check the path", flag, path);
 }

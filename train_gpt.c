@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "app.h"
+#include "compare.h"
 #include "sgemm.h"
 #include "simd.h"
 
@@ -37,6 +38,8 @@ static bool check_modes(App *app) {
     const int modes = o->generate + o->evaluate + (o->compare != NULL) + o->tokenize + o->encode + o->decode;
     if (modes > 1)
         return USAGE(app, "-generate, -evaluate, -compare, -tokenize, -encode and -decode: give one of them");
+    if (o->compare && options_given("attention"))
+        return USAGE(app, "-compare names the kinds of attention itself; leave -attention out");
     if (o->compare && (o->resume || o->force))
         return USAGE(app, "-compare trains anew in a new folder: leave -resume and -force out");
     if (o->special && !o->encode) return USAGE(app, "-special belongs to -encode; leave it out");
@@ -56,7 +59,13 @@ static bool check_modes(App *app) {
     static const char *const of_model[] = {
         "layers",        "heads",       "channels", "ctx",         "position", "attention",
         "deterministic", "batch",       "micro",    "eval-tokens", "samples",  "prompt",
-        "sample-tokens", "temperature", "top-k",    "top-p",       NULL};
+        "sample-tokens", "temperature", "top-k",    "top-p",       "timeout",  NULL};
+    if (o->tokenize && o->load)
+        return USAGE(
+            app,
+            "-tokenize makes no model, so that -load has nothing to bring but its tokenizer; name that by "
+            "-tokenizer %s, and the model when training begins",
+            o->load);
     if (o->tokenize)
         return check_unused(app, "-tokenize", of_training) && check_unused(app, "-tokenize", of_model);
     const char *mode = o->evaluate ? "-evaluate" : "-generate";
@@ -95,6 +104,7 @@ static bool train(App *app) {
     bool done = all_ranks(app, !leads(app) || lead_start(app));
     if (done && o->dry_run) {
         if (leads(app)) print_tables(app);
+        if (stop_requested()) app->stopped = 128 + stop_requested();
     } else if (done && o->tokenize) {
         print_data(app);
         print_next(app);
@@ -174,6 +184,7 @@ static void free_app(App *app) {
 }
 
 int main(int argc, char **argv) {
+    compare_follow_parent();
     if (!open_standard_streams()) return EXIT_FAILED; /* nowhere to say why */
     App app = {.argc = argc,
                .argv = argv,

@@ -1166,6 +1166,11 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err) {
         if (!json_is_number(value) && !json_is_null(value))
             ok = error_set(err, "'%s': \"heldout_floor\" is neither a number nor null; make the shards anew",
                            path);
+        /* Who gives each of 65,536 tokens the same share has ln 65,536 nats a token. */
+        const double floor = facts->heldout_floor;
+        if (json_is_number(value) && !(floor > 0 && floor < 16 * M_LN2))
+            ok = error_set(err, "'%s': \"heldout_floor\" is %g, not between 0 and %.1f; make the shards anew",
+                           path, floor, 16 * M_LN2);
     }
     json_decref(json);
     buffer_free(&text);

@@ -115,7 +115,27 @@ a_signal_saves_and_ends() {
     [ -s stopped/compare.json ]
 }
 
+# However this process ends, the one that it has started ends too: at two signals at once, and when it is killed.
+nobody_is_left() { # NAME SIGNAL...
+    local run=left-$1 signal process child
+    shift
+    "$program" -compare naive,flash $train -steps 100000 -eval-every 0 -run "$run" >out 2>err &
+    process=$!
+    until_step "$run/naive" 3
+    child=$(cat "$run/naive/lock")
+    kill -0 "$child"
+    for signal in "$@"; do kill "-$signal" $process; done
+    wait $process || true
+    for _ in $(seq 100); do
+        kill -0 "$child" 2>/dev/null || break
+        sleep 0.1
+    done
+    if kill -0 "$child" 2>/dev/null; then say_and_fail "process $child is still there"; fi
+    [ -n "$(newest "$run/naive")" ]
+}
+
 wrong_usage() {
+    refused 2 'leave -attention out' -compare naive,flash -attention naive
     refused 2 'expected names' -compare naive,,flash
     refused 2 'expected names' -compare '../x'
     refused 2 'twice' -compare flash,flash
@@ -136,4 +156,6 @@ for test in two_backends json_tells_the_same shards_used_where_they_lie minutes_
     one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends wrong_usage; do
     run_test $test
 done
+run_test nobody_is_left signals INT INT
+run_test nobody_is_left killed KILL
 finish

@@ -177,6 +177,11 @@ other_ways_to_the_same_model() {
     cmp "$(model_of run 6)" "$(model_of tokenized 6)"
     cp tokenized/run.json before.json
     refused 2 'tokenized has begun; leave -tokenize out' -tokenize -resume -run tokenized
+    refused 2 'name that by -tokenizer tokenized' -tokenize -load tokenized -data stories.txt -run never
+    refused 2 'holds shards, not text' -data tokenized/tokens $small -steps 1 -run never
+    ends_with 2 "$program" -evaluate -load tokenized -heldout tokenized/tokens
+    holds err 'holds shards, not text'
+    [ ! -e never ]
     cmp tokenized/run.json before.json
     # Other kernels and micro-batches: the same but for rounding.
     "$program" $train -attention naive -micro 3 -run naive >out

@@ -974,10 +974,11 @@ TEST(interrupted_and_finished_folders) {
     bpe_free(bpe);
 }
 
+#define COUNTS                                                                          \
+    "{\"train_stories\":1,\"heldout_stories\":2,\"train_bytes\":3,\"heldout_bytes\":4," \
+    "\"train_tokens\":5,\"heldout_tokens\":6,"
 TEST(hostile_facts) {
-    static const char good[] =
-        "{\"train_stories\":1,\"heldout_stories\":2,\"train_bytes\":3,\"heldout_bytes\":4,"
-        "\"train_tokens\":5,\"heldout_tokens\":6,\"heldout_floor\":1.5}";
+    static const char good[] = COUNTS "\"heldout_floor\":1.5}";
     static const struct {
         const char *text, *part;
     } cases[] = {{"", "data.json"},
@@ -986,7 +987,11 @@ TEST(hostile_facts) {
                  {"{\"train_stories\":-1}", "train_stories"},
                  {"{\"train_stories\":1.5}", "train_stories"},
                  {"{\"train_stories\":99999999999999999999}", "line 1"},
-                 {"{\"train_stories\":\"1\"}", "train_stories"}};
+                 {"{\"train_stories\":\"1\"}", "train_stories"},
+                 {COUNTS "\"heldout_floor\":\"1\"}", "neither a number nor null"},
+                 {COUNTS "\"heldout_floor\":-4}", "not between 0 and 11.1"},
+                 {COUNTS "\"heldout_floor\":0}", "not between 0 and 11.1"},
+                 {COUNTS "\"heldout_floor\":99.5}", "not between 0 and 11.1"}};
     CHECK(mkdir(in_folder("facts"), 0777) == 0);
     const char *path = in_folder("facts/data.json");
     Error err = {0};
