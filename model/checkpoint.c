@@ -773,8 +773,8 @@ static bool check_space(const char *checkpoints, const GptConfig *config, const 
     if (free_bytes >= needed) return true;
     return error_set(
         err,
-        "no room for a checkpoint in %s: found %.1f MB free, expected %.1f MB; free some space, lower "
-        "-keep or choose another disk with -run",
+        "no room for a checkpoint in %s: found %.1f MB free, expected %.1f MB; free some space or "
+        "choose another disk with -run",
         checkpoints, (double)free_bytes * 1e-6, (double)needed * 1e-6);
 }
 
