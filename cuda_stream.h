@@ -1,6 +1,7 @@
 /* cuda_stream.h - what everything on the GPU stands on: the stream with its libraries and scratch memory, the
- * check of every CUDA and cuBLAS return, the one matrix product, and loads and stores of 16 bytes. Read by
- * model/ops_cuda.cu and the attention backends for the GPU; it lies beside common because both rooms need it.
+ * check of every CUDA and cuBLAS return, the angles of rotary positions, the one matrix product, and loads and stores
+ * of 16 bytes. Read by model/ops_cuda.cu and the attention backends for the GPU; it lies beside common because both
+ * rooms need it.
  *
  * Errors. Operations return nothing, so a CUDA call that fails in one prints a line and ends the process with
  * exit 1. Kernels run later than they are launched: with the environment variable TRAIN_GPT_SYNC=1 the

@@ -26,6 +26,7 @@ def main():
     if len(arguments) < 2:
         sys.exit(__doc__)
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
+    known = None
     for number, argument in enumerate(arguments[1:]):
         path, _, label = argument.partition("=")
         rows = read(path)
@@ -33,14 +34,15 @@ def main():
         if above and floor is None:
             sys.exit(f"{path}: its data has no floor")
         zero = floor if above else 0
+        known = known if floor is None else floor
         steps = [row for row in rows if row["type"] == "step" and row["loss"] is not None]
         evals = [row for row in rows if row["type"] == "eval" and row["loss"] is not None]
         axes.plot([row["step"] for row in steps], [row["loss"] - zero for row in steps], color=f"C{number}", lw=0.5,
                   alpha=0.35)
         axes.plot([row["step"] for row in evals], [row["loss"] - zero for row in evals], color=f"C{number}", marker="o",
                   ms=4, lw=1.2, ls=["-", "--", ":"][number % 3], label=f"{label or path}: {evals[-1]['loss'] - zero:.4f}")
-    if floor is not None and not above:
-        axes.axhline(floor, color="gray", lw=1, ls="-.", label=f"floor: {floor:.4f}")
+    if known is not None and not above:
+        axes.axhline(known, color="gray", lw=1, ls="-.", label=f"floor: {known:.4f}")
     axes.set(xlabel="step", ylabel="nats per token above the floor" if above else "nats per token", yscale="log")
     ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5] if above else [1, 1.5, 2, 3, 5, 8]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
