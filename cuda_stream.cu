@@ -129,28 +129,31 @@ void *cuda_scratch(Stream *stream, size_t bytes) {
 
 /* ==== rotary angles ==== */
 /* Computed in double. */
-__global__ static void angles_kernel(float *angles, size_t positions, size_t half) {
+__global__ static void angles_kernel(float2 *full, __half2 *halved, size_t positions, size_t half) {
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= positions * half) return;
     const double frequency = pow(10000.0, -(double)(at % half) / (double)half);
     const double angle = (double)(at / half) * frequency;
-    angles[at] = (float)cos(angle);
-    angles[positions * half + at] = (float)sin(angle);
+    full[at] = make_float2((float)cos(angle), (float)sin(angle));
+    halved[at] = __float22half2_rn(full[at]);
 }
 
 /* Generation asks for one position more each time: growing by halves keeps that rare. */
 Angles cuda_angles(Stream *stream, size_t positions, size_t half) {
     if (stream->angle_half != half || stream->angle_positions < positions) {
         const size_t grown = stream->angle_half == half ? stream->angle_positions * 3 / 2 : 0;
-        const size_t count = grown > positions ? grown : positions, threads = 256;
+        const size_t least = grown > positions ? grown : positions, threads = 256;
+        const size_t count = (least + ANGLE_ROWS - 1) / ANGLE_ROWS * ANGLE_ROWS;
         cuda_release(stream, stream->angles);
-        CUDA_CHECK(cudaMalloc(&stream->angles, 2 * count * half * sizeof(float)));
+        CUDA_CHECK(cudaMalloc(&stream->angles, count * half * (sizeof(float2) + sizeof(__half2))));
         stream->angle_positions = count, stream->angle_half = half;
+        float2 *full = (float2 *)stream->angles;
         angles_kernel<<<(unsigned)((count * half + threads - 1) / threads), (unsigned)threads, 0,
-                        stream->stream>>>(stream->angles, count, half);
+                        stream->stream>>>(full, (__half2 *)(full + count * half), count, half);
         cuda_launched(stream, "angles");
     }
-    const Angles angles = {stream->angles, stream->angles + stream->angle_positions * half};
+    const float2 *full = (const float2 *)stream->angles;
+    const Angles angles = {full, (const __half2 *)(full + stream->angle_positions * half)};
     return angles;
 }
 

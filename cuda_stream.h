@@ -11,6 +11,7 @@
 
 #include <cublasLt.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "common.h"
@@ -53,7 +54,7 @@ struct Stream {
     void **outgrown;     /* ... which is kept to the end then */
     size_t n_outgrown;
 
-    float *angles; /* see cuda_angles: cos, then sin */
+    void *angles; /* see cuda_angles */
     size_t angle_positions, angle_half;
 
     /* model/ops_cuda.cu's own: the optimizer's chunks. */
@@ -93,10 +94,13 @@ void cuda_release(Stream *stream, void *memory);
 /* Memory of the running operation: the next one may use it again. Grows in the first step, then stays. */
 void *cuda_scratch(Stream *stream, size_t bytes);
 
-/* Of rotary positions: cos and sin of position * 10000^(-i / half), (positions, half) each, for at least so many
- * positions. Made when first asked for. */
+/* Of rotary positions: cos and sin of position * 10000^(-i / half), (positions, half), for at least so many positions
+ * and all of the last ANGLE_ROWS that these touch. Made when first asked for. In fp32, and, for bf16 activations, in
+ * half the bytes: fp16 errs by 2^-12 at most, bf16's own rounding of what is turned by 2^-9. */
+enum { ANGLE_ROWS = 256 };
 typedef struct Angles {
-    const float *cosine, *sine;
+    const float2 *full;
+    const struct __half2 *half; /* "struct": C wants it */
 } Angles;
 Angles cuda_angles(Stream *stream, size_t positions, size_t half);
 
@@ -193,6 +197,26 @@ template <int W, typename A> __device__ inline void store(A *to, const float (&x
     Raw raw;
     memcpy(&raw, values, sizeof raw);
     *reinterpret_cast<Raw *>(to) = raw;
+}
+
+/* W pairs' angles for activations of type A, from element `at` of the table on. */
+template <int W>
+__device__ inline void unpack_angles(float (&cosine)[W], float (&sine)[W], const __half2 (&angles)[W]) {
+#pragma unroll
+    for (int i = 0; i < W; i++) cosine[i] = __low2float(angles[i]), sine[i] = __high2float(angles[i]);
+}
+template <typename A, int W>
+__device__ inline void load_angles(float (&cosine)[W], float (&sine)[W], const Angles &angles, size_t at) {
+    if (sizeof(A) == sizeof(float)) {
+#pragma unroll
+        for (int i = 0; i < W; i++) cosine[i] = angles.full[at + i].x, sine[i] = angles.full[at + i].y;
+    } else {
+        typedef typename Bits<W * sizeof(__half2)>::type Raw;
+        const Raw raw = *reinterpret_cast<const Raw *>(angles.half + at);
+        __half2 packed[W];
+        memcpy(packed, &raw, sizeof raw);
+        unpack_angles(cosine, sine, packed);
+    }
 }
 
 /* Turns W pairs by their angles; sign -1: back. Written in the operations that are meant, so that it rounds alike

@@ -106,6 +106,9 @@ __device__ static inline unsigned pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+__device__ static inline uint4 packed(const float (&x)[8]) {
+    return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+}
 __device__ static inline float exp_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -115,13 +118,9 @@ __device__ static inline float exp_2(float x) {
 __device__ static inline void store_shared(unsigned at, unsigned x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
-__device__ static inline void store_shared(unsigned at, uint2 x) {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x.x), "r"(x.y) : "memory");
-}
-__device__ static inline uint2 load_shared_half(unsigned at) {
-    uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at));
-    return x;
+__device__ static inline void store_shared(unsigned at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
 }
 __device__ static inline uint4 load_shared(unsigned at) {
     uint4 x;
@@ -229,49 +228,73 @@ __device__ static inline void write_tile(bf16 *to, size_t stride, int there, uns
     }
 }
 
-/* A thread's share of the angles by which ROWS rows of D are turned: QUAD pairs at a time, as many of each half of a
- * row, so that neighbouring lanes read whole lines of angles. Read first, since they come from far. */
+/* A thread's share of the rotation of ROWS rows of D: it keeps to its columns, chunks of the row's low half and the same
+ * ones of its high half. A row's angles, D / 2 pairs of fp16, are as many bytes as itself. */
 template <int D, int ROWS, int THREADS> struct Rotation {
-    static constexpr unsigned QUAD = 4, ITEMS = D / 2 / QUAD; /* of a row */
-    static constexpr unsigned TURNS = (ROWS * ITEMS + THREADS - 1) / THREADS;
-    float cosine[TURNS][QUAD], sine[TURNS][QUAD];
-    unsigned thread, end;
+    static constexpr unsigned CHUNKS = D / 2 / CHUNK, LANES = CHUNKS % 4 == 0 ? 4 : 2, STEP = THREADS / LANES;
+    static constexpr unsigned TURNS = (ROWS + STEP - 1) / STEP, EACH = CHUNKS / LANES, PITCH = Tile<D>::PITCH;
+    static_assert(STEP % 8 == 0, "a row's swap is that of the first");
+    static_assert(ROWS % STEP == 0 || ROWS < STEP, "the same rows for all turns");
+    uint4 angles[TURNS][EACH][2];
+    unsigned row, chunk;
 
-    /* Of positions `first` and on, `there` of them at most; `thread` of THREADS. Without angles nothing is turned. */
-    __device__ Rotation(Angles angles, unsigned first, int there, unsigned thread_)
-        : thread(thread_), end(angles.cosine ? (unsigned)max(min(there, ROWS), 0) * ITEMS : 0) {
+    /* Rows that are neighbours have, of 64 channels, the same half in the same banks; of two that are four apart one
+     * has its low half where the other has its high one. */
+    __device__ Rotation(unsigned thread) : chunk(thread % LANES) {
+        const unsigned i = thread / LANES;
+        row = (i & ~7u) | (i & 1) << 2 | (i >> 1 & 3);
+    }
+    __device__ bool idle() const {
+        return ROWS < STEP && row >= ROWS;
+    }
+    /* The angles of the rows' positions, from memory, or from a tile where copy_tile put them. Before the rows are
+     * there, since they come from far. */
+    __device__ void read(const bf16 *from) {
+        if (idle()) return;
+        const uint4 *at = reinterpret_cast<const uint4 *>(from + (size_t)row * D) + 2 * chunk;
 #pragma unroll
-        for (unsigned k = 0; k < TURNS; k++) {
-            const unsigned i = thread + k * THREADS;
-            const size_t at = (size_t)first * (D / 2) + i * QUAD; /* rows of angles have no gaps */
-            if (i >= end) break;
-            load(cosine[k], angles.cosine + at);
-            load(sine[k], angles.sine + at);
+        for (unsigned k = 0; k < TURNS; k++)
+#pragma unroll
+            for (unsigned e = 0; e < 2 * EACH; e++)
+                angles[k][e / 2][e % 2] = at[k * STEP * (D / CHUNK) + e / 2 * 2 * LANES + e % 2];
+    }
+    __device__ void read(unsigned tile) {
+        if (idle()) return;
+#pragma unroll
+        for (unsigned e = 0; e < 2 * EACH; e++) {
+            const unsigned at = tile + Tile<D>::place(row, 2 * (chunk + e / 2 * LANES) + e % 2);
+#pragma unroll
+            for (unsigned k = 0; k < TURNS; k++) angles[k][e / 2][e % 2] = load_shared(at + k * STEP * PITCH);
         }
     }
-    /* Turns a tile's rows (sign -1: back), and writes them to `to`, if that is not NULL, `stride` elements apart.
-     * Barriers before and after are the caller's. */
-    __device__ void turn(unsigned tile, float sign, bf16 *to = NULL, unsigned stride = 0) const {
+    /* Turns a tile's rows (sign -1: back), and writes the `there` first ones to `to`, if that is not NULL, `stride`
+     * elements apart. Barriers before and after are the caller's. */
+    __device__ void turn(unsigned tile, float sign, bf16 *to = NULL, unsigned stride = 0,
+                         int there = 0) const {
+        if (idle()) return;
 #pragma unroll
-        for (unsigned k = 0; k < TURNS; k++) {
-            const unsigned i = thread + k * THREADS, row = i / ITEMS, channel = i % ITEMS * QUAD;
-            if (i >= end) break;
-            const unsigned within = channel % CHUNK * 2; /* bytes */
-            const unsigned low_at = tile + Tile<D>::place(row, channel / CHUNK) + within;
-            const unsigned high_at = tile + Tile<D>::place(row, (channel + D / 2) / CHUNK) + within;
-            uint2 low = load_shared_half(low_at), high = load_shared_half(high_at);
-            float a[QUAD], b[QUAD];
-            load(a, reinterpret_cast<const bf16 *>(&low));
-            load(b, reinterpret_cast<const bf16 *>(&high));
-            rotate(a, b, cosine[k], sine[k], sign);
-            low = make_uint2(pack(a[0], a[1]), pack(a[2], a[3]));
-            high = make_uint2(pack(b[0], b[1]), pack(b[2], b[3]));
-            store_shared(low_at, low);
-            store_shared(high_at, high);
-            if (!to) continue;
-            bf16 *there = to + (size_t)row * stride + channel;
-            *reinterpret_cast<uint2 *>(there) = low;
-            *reinterpret_cast<uint2 *>(there + D / 2) = high;
+        for (unsigned e = 0; e < EACH; e++) {
+            const unsigned first = chunk + e * LANES;
+            const unsigned low_at = tile + Tile<D>::place(row, first);
+            const unsigned high_at = tile + Tile<D>::place(row, first + CHUNKS);
+#pragma unroll
+            for (unsigned k = 0; k < TURNS; k++) {
+                const unsigned below = k * STEP * PITCH;
+                uint4 low = load_shared(low_at + below), high = load_shared(high_at + below);
+                float a[CHUNK], b[CHUNK], cosine[CHUNK], sine[CHUNK];
+                __half2 both[CHUNK];
+                memcpy(both, angles[k][e], sizeof both);
+                load(a, reinterpret_cast<const bf16 *>(&low));
+                load(b, reinterpret_cast<const bf16 *>(&high));
+                unpack_angles(cosine, sine, both);
+                rotate(a, b, cosine, sine, sign);
+                low = packed(a), high = packed(b);
+                store_shared(low_at + below, low);
+                store_shared(high_at + below, high);
+                if (!to || (int)(row + k * STEP) >= there) continue;
+                uint4 *at = reinterpret_cast<uint4 *>(to + (size_t)(row + k * STEP) * stride + first * CHUNK);
+                at[0] = low, at[CHUNKS] = high;
+            }
         }
     }
 };
@@ -280,11 +303,22 @@ template <int D, int ROWS, int THREADS> struct Rotation {
  * loops keep the registers that they have without it. */
 template <int D, int ROWS, int THREADS>
 __device__ static __noinline__ void rotate_queries(unsigned tile, bf16 *queries, unsigned stride, int there,
-                                                   Angles angles, unsigned first) {
-    const Rotation<D, ROWS, THREADS> rotation(angles, first, there, threadIdx.x);
+                                                   const bf16 *angles) {
+    Rotation<D, ROWS, THREADS> rotation(threadIdx.x);
+    rotation.read(angles);
+    __syncwarp(); /* for the compiler alone, which else moves the loads behind the wait */
     wait_for_copies();
     __syncthreads();
-    rotation.turn(tile, 1, queries, stride);
+    rotation.turn(tile, 1, queries, stride, there);
+}
+
+/* Turns a warp's strip of gradients back. A call for the same reason. */
+template <int D, typename Angles>
+__device__ static __noinline__ void turn_back(unsigned rows, Angles angles) {
+    Rotation<D, STRIP, WARP> rotation(threadIdx.x % WARP);
+    rotation.read(angles);
+    rotation.turn(rows, -1);
+    __syncwarp();
 }
 
 /* ==== products ==== */
@@ -384,7 +418,7 @@ typedef struct Job {
     /* (B, H, padded / QUERIES, 2, QUERIES): lse * log2(e), +inf from T on; then delta, 0 from T on */
     float *terms;
     float *dq; /* (B, H, padded / QUERIES) tiles of QUERIES x D sums; NULL: dQ is made by its own kernel */
-    Angles angles;                   /* of rotary positions; NULL: they are not this backend's business */
+    const bf16 *angles; /* of rotary positions: (T, D / 2) pairs of fp16; NULL: not this backend's business */
     unsigned heads, T, H, C, padded; /* C = H D */
     unsigned tiles, group;           /* blocks a head, heads whose data the cache holds */
     float scale;
@@ -487,9 +521,9 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
     copy_tile<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first);
     copy_keys(0);
     if (STAGES == 2) copy_values(0);
-    if (job.angles.cosine)
-        rotate_queries<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first, job.angles,
-                                               (unsigned)first);
+    if (job.angles)
+        rotate_queries<D, F::ROWS, F::THREADS>(q_tile, queries, 3 * C, T - first,
+                                               job.angles + (size_t)first * D);
 
     Softmax<D, M> state = {};
 #pragma unroll
@@ -605,10 +639,13 @@ template <int D, int WARPS_, int STAGES> struct Backward {
     static constexpr int DS_BYTES = ROWS * QUERIES * 2;
     static constexpr size_t BYTES = 2 * KV_BYTES + STAGES * STAGE_BYTES + DS_BYTES;
     static constexpr bool KV_IN_REGISTERS = D <= 64; /* 32 of them */
+    /* The keys' angles are copied in the last step; for larger D there are no registers for that. */
+    static constexpr bool ANGLES_AHEAD = D <= 64 && STAGES == 2;
     /* dQ of a step, (QUERIES, D): each warp has a strip and, of PARTS warps on it, every PARTS-th 16 channels */
     static constexpr int PARTS = WARPS / (QUERIES / STRIP), GROUPS = D / 16 / PARTS;
     static_assert(WARPS % (QUERIES / STRIP) == 0 && D % (16 * PARTS) == 0, "dQ is shared out evenly");
     static_assert(PARTS <= 2, "the part is one bit of the column");
+    static_assert(KV_BYTES <= 2 * TILE_BYTES, "the keys' angles fit into the tiles of Q and dO");
 };
 
 template <int D, int WARPS, int STAGES>
@@ -655,6 +692,8 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
         wait_for_copies();
         __syncthreads(); /* the tiles are there; those of the last step and dS are no longer read */
         if (STAGES == 2 && i < last) copy_queries(i + 1);
+        if (F::ANGLES_AHEAD && i == last && job.angles) /* the keys', where the next queries would be */
+            copy_tile<D, F::ROWS, F::THREADS>(q_tile(i + 1), job.angles + (size_t)first * D, D, F::ROWS);
         if (i == first / QUERIES) k_left.keep(), v_left.keep();
         const unsigned tile = q_tile(i), row_terms = tile + 2 * F::TILE_BYTES;
         float p[1][QUERIES / 8][4] = {};
@@ -731,16 +770,16 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
     for (; i <= last && i * QUERIES < first + F::ROWS; i++) step(i, std::true_type());
     for (; i <= last; i++) step(i, std::false_type());
 
+    if (F::ANGLES_AHEAD) wait_for_copies();
     __syncthreads(); /* K is no longer read for dQ; V's rows were the warp's own all the time */
     const float one[2] = {1, 1}, scales[2] = {job.scale, job.scale};
     const unsigned dk_rows = k_tile + warp * STRIP * D * 2, dv_rows = v_tile + warp * STRIP * D * 2;
     bf16 *to = job.d_qkv + in_qkv<D>(job, turn.head, 1) + (size_t)strip * 3 * C;
     put_rows(dk_rows, dk[0], scales);
     put_rows(dv_rows, dv[0], one);
-    const Rotation<D, STRIP, WARP> rotation(job.angles, (unsigned)strip, T - strip, lane);
+    if (job.angles && F::ANGLES_AHEAD) turn_back<D>(dk_rows, q_tile(last + 1) + warp * STRIP * D * 2);
+    if (job.angles && !F::ANGLES_AHEAD) turn_back<D>(dk_rows, job.angles + (size_t)strip * D);
     write_tile<D, STRIP, WARP>(to + C, 3 * C, T - strip, dv_rows, lane);
-    rotation.turn(dk_rows, -1);
-    __syncwarp();
     write_tile<D, STRIP, WARP>(to, 3 * C, T - strip, dk_rows, lane);
 }
 
@@ -756,7 +795,8 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS) fi
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4, warp = threadIdx.x / WARP;
     const unsigned rows = warp % (QUERIES / STRIP), part = warp / (QUERIES / STRIP), tile = shared_start();
     const int there = (int)(job.T - first);
-    const Rotation<D, QUERIES, F::THREADS> rotation(job.angles, first, there, threadIdx.x);
+    Rotation<D, QUERIES, F::THREADS> rotation(threadIdx.x);
+    if (job.angles) rotation.read(job.angles + (size_t)first * D);
     for (unsigned head = b * job.H + h; head < b * job.H + min(h + TOGETHER, job.H); head++) {
         const float *sums = job.dq + ((size_t)head * job.tiles + first / QUERIES) * QUERIES * D;
 #pragma unroll
@@ -770,7 +810,7 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS) fi
                              pack(x[2 * half] * job.scale, x[2 * half + 1] * job.scale));
         }
         __syncthreads();
-        if (job.angles.cosine) {
+        if (job.angles) {
             rotation.turn(tile, -1);
             __syncthreads();
         }
@@ -859,9 +899,7 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
     const float scales[2] = {job.scale, job.scale};
     const unsigned dq_rows = q_tile + warp * STRIP * D * 2;
     put_rows(dq_rows, dq[0], scales);
-    const Rotation<D, STRIP, WARP> rotation(job.angles, (unsigned)strip, T - strip, lane);
-    rotation.turn(dq_rows, -1);
-    __syncwarp();
+    if (job.angles) turn_back<D>(dq_rows, job.angles + (size_t)strip * D);
     write_tile<D, STRIP, WARP>(job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)strip * 3 * C, 3 * C,
                                T - strip, dq_rows, lane);
 }
@@ -1022,7 +1060,8 @@ static Job job_of(const AttentionCall *call) {
     job.heads = (unsigned)(call->B * call->H), job.T = (unsigned)call->T, job.H = (unsigned)call->H;
     job.C = (unsigned)(call->H * call->D);
     job.padded = (unsigned)padded(call->T), job.scale = call->scale;
-    if (call->rotary) job.angles = cuda_angles(call->stream, call->T, call->D / 2);
+    if (call->rotary)
+        job.angles = reinterpret_cast<const bf16 *>(cuda_angles(call->stream, call->T, call->D / 2).half);
     return job;
 }
 

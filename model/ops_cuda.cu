@@ -1003,8 +1003,7 @@ __global__ static void rotary_kernel(A *qkv, Angles angles, size_t rows, size_t 
         float low[W], high[W], cosine[W], sine[W];
         load(low, x + at);
         load(high, x + at + half);
-        load(cosine, angles.cosine + position * half + i);
-        load(sine, angles.sine + position * half + i);
+        load_angles<A>(cosine, sine, angles, position * half + i);
         rotate(low, high, cosine, sine, sign);
         store(x + at, low);
         store(x + at + half, high);
