@@ -96,7 +96,7 @@ void *cuda_scratch(Stream *stream, size_t bytes);
 
 /* Of rotary positions: cos and sin of position * 10000^(-i / half), (positions, half), for at least so many positions
  * and all of the last ANGLE_ROWS that these touch. Made when first asked for. In fp32, and, for bf16 activations, in
- * half the bytes: fp16 errs by 2^-12 at most, bf16's own rounding of what is turned by 2^-9. */
+ * half the bytes: fp16 errs by 2^-12 at most, bf16's own rounding of what is turned by 2^-8 of it. */
 enum { ANGLE_ROWS = 256 };
 typedef struct Angles {
     const float2 *full;

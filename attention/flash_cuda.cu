@@ -459,6 +459,7 @@ template <int D, int M, int STAGES> struct Forward {
     static constexpr int Q_BYTES = ROWS * D * 2, TILE_BYTES = KEYS * D * 2;
     static constexpr size_t BYTES = Q_BYTES + STAGES * 2 * TILE_BYTES;
     static constexpr bool Q_IN_REGISTERS = M * D <= 128; /* 32 of them at most */
+    static_assert(ANGLE_ROWS % ROWS == 0, "angles for all of the last block's rows");
 };
 
 /* O, maxima and sums of a warp's M strips; a thread has rows g and g + 8 of each. */
@@ -646,6 +647,7 @@ template <int D, int WARPS_, int STAGES> struct Backward {
     static_assert(WARPS % (QUERIES / STRIP) == 0 && D % (16 * PARTS) == 0, "dQ is shared out evenly");
     static_assert(PARTS <= 2, "the part is one bit of the column");
     static_assert(KV_BYTES <= 2 * TILE_BYTES, "the keys' angles fit into the tiles of Q and dO");
+    static_assert(ANGLE_ROWS % ROWS == 0, "angles for all of the last block's rows");
 };
 
 template <int D, int WARPS, int STAGES>
