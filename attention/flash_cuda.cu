@@ -13,22 +13,21 @@
  * to the same maximum. Keys above the diagonal are never touched: a loop without any mask up to the block's
  * first row, then one of at most ROWS / 64 steps in which each warp masks, and stops at its own diagonal.
  *
- * BACKWARD, three kernels. (1) delta = rowsum(dO * O), lse in base 2 with +inf in the rows beyond T (so that
- * P = 0 there), and zeros for dQ's sums. (2) A block takes ROWS = 128 keys of one head, a warp of its eight
- * 16 of them, whose dK and dV (16, D) stay in its registers; K and V stay in shared memory, and the queries
- * come 64 at a time, from the diagonal down, Q, dO, lse and delta of the next 64 being copied meanwhile.
- * Computed transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are in registers what dV += P^T dO
- * and dK += dS^T Q need as left operands; only dS^T goes through shared memory, for dQ = dS K, in which each
- * warp takes 16 queries and half the channels, and adds to dQ's fp32 sums in memory, in the order of the
- * accumulators' registers: whole lines at once. (3) dQ * scale to bf16 and to its place.
+ * BACKWARD, three kernels. (1) delta = rowsum(dO * O), and zeros for dQ's sums. (2) A block takes ROWS = 128
+ * keys of one head, a warp of its eight 16 of them, whose dK and dV (16, D) stay in its registers; K and V stay
+ * in shared memory, and the queries come 64 at a time, from the diagonal down, Q, dO, lse and delta of the next
+ * 64 being copied meanwhile. Computed transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are in
+ * registers what dV += P^T dO and dK += dS^T Q need as left operands; only dS^T goes through shared memory, for
+ * dQ = dS K, in which each warp takes 16 queries and half the channels, and adds to dQ's fp32 sums in memory, in
+ * the order of the accumulators' registers: whole lines at once. (3) dQ * scale to bf16 and to its place.
  * These additions come in no fixed order. With `deterministic` the second kernel leaves dQ out and another
  * takes the third's place: 64 queries a block, keys as in the forward pass, S and dP made once more (7
  * products instead of 5): bit-equal from run to run.
  *
- * ROTARY POSITIONS, where the call asks for them: the forward kernel turns its block's queries in shared memory before
- * the first product, and writes them back for the backward pass; where that writes rows of dK and dQ, it turns them
- * back on the way. The keys have been turned before, since each is read by all later blocks. Numbers are rounded to
- * bf16 where the separate operation rounds them, so that the results are the same bits.
+ * ROTARY POSITIONS, where the call asks for them: the forward kernel turns its block's queries in shared memory
+ * before the first product, and writes them back for the backward pass; where that writes rows of dK and dQ, it
+ * turns them back on the way. The keys have been turned before, since each is read by all later blocks. Numbers
+ * are rounded to bf16 where the separate operation rounds them, so that the results are the same bits.
  *
  * GENERATION. A block for each new query: groups of lanes take keys in turns, each with an online softmax of
  * its own in fp32, and are merged once at the end.
@@ -38,7 +37,7 @@
  * it a block may have (227 KB: compute capability 9.0, 163: 8.0 and 8.7, 99: 8.6 and 8.9):
  *     forward     copies ahead: 64 keys, where two blocks fit beside each other, else K and V in turns, and
  *                 at 99 KB and D 128 with 64 queries a block (a strip a warp)
- *     backward    D <= 64: 81 KB at most; D 96: 113 KB; D 128: 145 KB; else one tile of queries instead of
+ *     backward    D <= 64: 81 KB at most; D 96: 113 KB, D 128: 145 KB, at 99 KB one tile of queries instead of
  *                 two, and at D 128 64 keys and four warps
  *
  * ORDER. The block that has most to do first, so that the last ones are short; heads in groups whose keys and
@@ -67,6 +66,10 @@ __device__ static inline unsigned shared_start() {
 /* 16 bytes from global memory, later; zeros, and nothing read whatever the address, where not `there`. */
 __device__ static inline void copy_async(unsigned to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ static inline void copy_float_async(unsigned to, const float *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0)
                  : "memory");
 }
 /* Until this thread's copies have arrived; a barrier must follow before others read them. */
@@ -158,12 +161,10 @@ template <int THREADS> __device__ static inline void sum_at(float (&x)[4], const
 /* ==== tiles in shared memory ==== */
 enum {
     KEYS = 64,    /* of a step of the forward pass */
-    QUERIES = 64, /* of a step of the backward pass; dQ's sums, lse and delta are padded to whole ones */
+    QUERIES = 64, /* of a step of the backward pass; dQ's sums are padded to whole ones */
     WARP = 32,    /* threads */
     STRIP = 16,   /* rows of a product instruction */
-    CHUNK = 8,    /* bf16 in 16 bytes */
-    TERMS = 2 * QUERIES, /* of these queries: lse in base 2, then delta */
-    TERMS_BYTES = TERMS * (int)sizeof(float)
+    CHUNK = 8     /* bf16 in 16 bytes */
 };
 static constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -415,8 +416,7 @@ typedef struct Job {
     float *lse;        /* (B, H, T) */
     const bf16 *d_out; /* (B, T, H, D) */
     bf16 *d_qkv;       /* (B, T, 3, H, D) */
-    /* (B, H, padded / QUERIES, 2, QUERIES): lse * log2(e), +inf from T on; then delta, 0 from T on */
-    float *terms;
+    float *delta;      /* (B, H, T) */
     float *dq; /* (B, H, padded / QUERIES) tiles of QUERIES x D sums; NULL: dQ is made by its own kernel */
     const bf16 *angles; /* of rotary positions: (T, D / 2) pairs of fp16; NULL: not this backend's business */
     unsigned heads, T, H, C, padded; /* C = H D */
@@ -605,7 +605,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
 /* ==== backward ==== */
 enum { PREPARE_THREADS = 4 * QUERIES };
 
-/* The terms, and zeros in dQ's sums, of QUERIES rows of a head; four lanes a row. */
+/* delta, and zeros in dQ's sums, of QUERIES rows of a head; four lanes a row. */
 template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepare_kernel(const Job job) {
     const unsigned head = blockIdx.x / job.tiles, tile = blockIdx.x % job.tiles;
     const unsigned t = tile * QUERIES + threadIdx.x / 4, part = threadIdx.x % 4;
@@ -622,11 +622,7 @@ template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepa
         }
     }
     sum = quad_sum(sum);
-    if (part == 0) {
-        float *terms = job.terms + (size_t)blockIdx.x * TERMS + t % QUERIES;
-        terms[0] = t < job.T ? job.lse[(size_t)head * job.T + t] * LOG2_E : INFINITY;
-        terms[QUERIES] = sum;
-    }
+    if (part == 0 && t < job.T) job.delta[(size_t)head * job.T + t] = sum;
     if (!job.dq) return;
     float *sums = job.dq + (size_t)blockIdx.x * QUERIES * D;
     const float zeros[4] = {0, 0, 0, 0};
@@ -636,7 +632,8 @@ template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepa
 template <int D, int WARPS_, int STAGES> struct Backward {
     static constexpr int WARPS = WARPS_, THREADS = WARPS * WARP, ROWS = WARPS * STRIP; /* keys */
     static constexpr int KV_BYTES = ROWS * D * 2, TILE_BYTES = QUERIES * D * 2;
-    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + TERMS_BYTES; /* Q, dO, terms */
+    static constexpr int TERMS_BYTES = QUERIES * (int)sizeof(float);
+    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + 2 * TERMS_BYTES; /* Q, dO, lse, delta */
     static constexpr int DS_BYTES = ROWS * QUERIES * 2;
     static constexpr size_t BYTES = 2 * KV_BYTES + STAGES * STAGE_BYTES + DS_BYTES;
     static constexpr bool KV_IN_REGISTERS = D <= 64; /* 32 of them */
@@ -665,18 +662,21 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
     const bf16 *queries = job.qkv + in_qkv<D>(job, turn.head, 0);
     const bf16 *keys = queries + C + (size_t)first * 3 * C, *values = keys + C;
     const bf16 *d_out = job.d_out + in_out<D>(job, turn.head);
-    const float *terms = job.terms + (size_t)turn.head * (job.padded / QUERIES) * TERMS;
     const unsigned k_tile = shared_start(), v_tile = k_tile + F::KV_BYTES, stages = v_tile + F::KV_BYTES;
     const unsigned ds_tile = stages + STAGES * F::STAGE_BYTES;
     const auto q_tile = [=](int i) { return stages + i % STAGES * F::STAGE_BYTES; };
+    /* Rows from T on are zeros, lse and delta too: P = 1, which adds P dO = 0 to dV and P (0 - 0) Q = 0 to dK. */
     const auto copy_queries = [=](int i) {
         const unsigned tile = q_tile(i);
         const int row = i * QUERIES;
         copy_tile<D, QUERIES, F::THREADS>(tile, queries + (size_t)row * 3 * C, 3 * C, T - row);
         copy_tile<D, QUERIES, F::THREADS>(tile + F::TILE_BYTES, d_out + (size_t)row * C, C, T - row);
-        if (threadIdx.x < TERMS_BYTES / 16)
-            copy_async(tile + 2 * F::TILE_BYTES + threadIdx.x * 16,
-                       terms + (size_t)i * TERMS + threadIdx.x * 4, true);
+        if (threadIdx.x < 2 * QUERIES) {
+            const int t = row + (int)threadIdx.x % QUERIES;
+            copy_float_async(tile + 2 * F::TILE_BYTES + threadIdx.x * 4,
+                             (threadIdx.x < QUERIES ? job.lse : job.delta) + (size_t)turn.head * T + t,
+                             t < T);
+        }
     };
     copy_tile<D, F::ROWS, F::THREADS>(k_tile, keys, 3 * C, T - first);
     copy_tile<D, F::ROWS, F::THREADS>(v_tile, values, 3 * C, T - first);
@@ -706,9 +706,10 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; n++) {
                 const float2 x = load_shared_pair(row_terms + (8 * n + 2 * q) * 4);
+                const float minus_lse2[2] = {x.x * -LOG2_E, x.y * -LOG2_E};
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    p[0][n][e] = exp_2(fmaf(p[0][n][e], c, e % 2 ? -x.y : -x.x));
+                    p[0][n][e] = exp_2(fmaf(p[0][n][e], c, minus_lse2[e % 2]));
                     if (MASKED && strip + (int)g + e / 2 * 8 > i * QUERIES + 8 * n + (int)(2 * q) + e % 2)
                         p[0][n][e] = 0;
                 }
@@ -729,7 +730,7 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
                 tile + F::TILE_BYTES + Tile<D>::across());
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; n++) {
-                const float2 x = load_shared_pair(row_terms + (QUERIES + 8 * n + 2 * q) * 4);
+                const float2 x = load_shared_pair(row_terms + F::TERMS_BYTES + (8 * n + 2 * q) * 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     ds[n][half] = pack(p[0][n][2 * half] * (dp[0][n][2 * half] - x.x),
@@ -856,9 +857,9 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
     float dq[1][D / 8][4] = {}, lse2[2], delta[2]; /* of rows g, g + 8 */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float *terms = job.terms + ((size_t)turn.head * (job.padded / QUERIES) + tile) * TERMS;
-        lse2[half] = terms[warp * STRIP + g + 8 * half];
-        delta[half] = terms[QUERIES + warp * STRIP + g + 8 * half];
+        const int row = strip + (int)g + 8 * half;
+        lse2[half] = row < T ? job.lse[(size_t)turn.head * T + row] * LOG2_E : 0;
+        delta[half] = row < T ? job.delta[(size_t)turn.head * T + row] : 0;
     }
     Operand<D, 1, F::IN_REGISTERS> q_left(q_tile + warp * STRIP * D * 2),
         o_left(o_tile + warp * STRIP * D * 2);
@@ -1044,13 +1045,15 @@ static size_t flash_saved_bytes(const AttentionShape *shape) {
     return 0;
 }
 
-/* lse, delta, and dQ's sums where they are used: floats for each padded row of each head. */
+/* dQ's sums where they are used, floats for each padded row of each head; delta. */
 static size_t flash_scratch_bytes(const AttentionShape *shape) {
-    const size_t row = 2 + (shape->deterministic ? 0 : shape->D);
-    size_t bytes = 0;
+    size_t heads = 0, sums = 0, delta = 0, bytes = 0;
     if (!shape->training) return 0;
-    if (shape->T > SIZE_MAX - QUERIES || !size_mul(shape->B, shape->H, &bytes) ||
-        !size_mul(bytes, padded(shape->T), &bytes) || !size_mul(bytes, row * sizeof(float), &bytes))
+    if (shape->T > SIZE_MAX - QUERIES || !size_mul(shape->B, shape->H, &heads) ||
+        !size_mul(heads, padded(shape->T), &sums) ||
+        !size_mul(sums, shape->deterministic ? 0 : shape->D * sizeof(float), &sums) ||
+        !size_mul(heads, shape->T, &delta) || !size_mul(delta, sizeof(float), &delta) ||
+        !size_add(sums, delta, &bytes))
         return SIZE_MAX;
     return bytes;
 }
@@ -1130,8 +1133,8 @@ template <int D, int WARPS, int STAGES> static void backward_with(const Attentio
     Stream *stream = call->stream;
     Job job = job_of(call);
     const size_t rows = (size_t)job.heads * job.padded, tiles = rows / QUERIES;
-    job.terms = (float *)call->scratch;
-    job.dq = call->deterministic ? NULL : job.terms + 2 * rows;
+    job.dq = call->deterministic ? NULL : (float *)call->scratch;
+    job.delta = (float *)call->scratch + (job.dq ? rows * D : 0);
 
     job.tiles = job.padded / QUERIES;
     launch(stream, "flash_mma backward, rows", prepare_kernel<D>, tiles, PREPARE_THREADS, 0, job);
@@ -1159,8 +1162,6 @@ template <int D> static void backward_of(const AttentionCall *call) {
     } else if (fits(limit, 1, ahead)) {
         backward_with<D, 8, 2>(call);
     } else if constexpr (fits(LEAST, 1, single)) {
-        backward_with<D, 8, 1>(call);
-    } else if (fits(limit, 1, single)) {
         backward_with<D, 8, 1>(call);
     } else {
         backward_with<D, 4, 1>(call);
