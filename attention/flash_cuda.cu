@@ -13,13 +13,14 @@
  * to the same maximum. Keys above the diagonal are never touched: a loop without any mask up to the block's
  * first row, then one of at most ROWS / 64 steps in which each warp masks, and stops at its own diagonal.
  *
- * BACKWARD, three kernels. (1) delta = rowsum(dO * O), and zeros for dQ's sums. (2) A block takes ROWS = 128
- * keys of one head, a warp of its eight 16 of them, whose dK and dV (16, D) stay in its registers; K and V stay
- * in shared memory, and the queries come 64 at a time, from the diagonal down, Q, dO, lse and delta of the next
- * 64 being copied meanwhile. Computed transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are in
- * registers what dV += P^T dO and dK += dS^T Q need as left operands; only dS^T goes through shared memory, for
- * dQ = dS K, in which each warp takes 16 queries and half the channels, and adds to dQ's fp32 sums in memory, in
- * the order of the accumulators' registers: whole lines at once. (3) dQ * scale to bf16 and to its place.
+ * BACKWARD, three kernels. (1) lse in base 2 and delta = rowsum(dO * O), which wait where dQ will stand; zeros
+ * for dQ's sums. (2) A block takes ROWS = 128 keys of one head, a warp of its eight 16 of them, whose dK and dV
+ * (16, D) stay in its registers; K and V stay in shared memory, and the queries come 64 at a time, from the
+ * diagonal down, Q, dO, lse and delta of the next 64 being copied meanwhile. Computed transposed, S^T = K Q^T and
+ * dP^T = V dO^T, so that P^T and dS^T are in registers what dV += P^T dO and dK += dS^T Q need as left operands;
+ * only dS^T goes through shared memory, for dQ = dS K, in which each warp takes 16 queries and half the channels,
+ * and adds to dQ's fp32 sums in memory, in the order of the accumulators' registers: whole lines at once. (3) dQ *
+ * scale to bf16 and to its place.
  * These additions come in no fixed order. With `deterministic` the second kernel leaves dQ out and another
  * takes the third's place: 64 queries a block, keys as in the forward pass, S and dP made once more (7
  * products instead of 5): bit-equal from run to run.
@@ -66,10 +67,6 @@ __device__ static inline unsigned shared_start() {
 /* 16 bytes from global memory, later; zeros, and nothing read whatever the address, where not `there`. */
 __device__ static inline void copy_async(unsigned to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ static inline void copy_float_async(unsigned to, const float *from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0)
                  : "memory");
 }
 /* Until this thread's copies have arrived; a barrier must follow before others read them. */
@@ -248,8 +245,7 @@ template <int D, int ROWS, int THREADS> struct Rotation {
     __device__ bool idle() const {
         return ROWS < STEP && row >= ROWS;
     }
-    /* The angles of the rows' positions, from memory, or from a tile where copy_tile put them. Before the rows are
-     * there, since they come from far. */
+    /* The angles of the rows' positions. Before the rows are there, since they come from far. */
     __device__ void read(const bf16 *from) {
         if (idle()) return;
         const uint4 *at = reinterpret_cast<const uint4 *>(from + (size_t)row * D) + 2 * chunk;
@@ -258,15 +254,6 @@ template <int D, int ROWS, int THREADS> struct Rotation {
 #pragma unroll
             for (unsigned e = 0; e < 2 * EACH; e++)
                 angles[k][e / 2][e % 2] = at[k * STEP * (D / CHUNK) + e / 2 * 2 * LANES + e % 2];
-    }
-    __device__ void read(unsigned tile) {
-        if (idle()) return;
-#pragma unroll
-        for (unsigned e = 0; e < 2 * EACH; e++) {
-            const unsigned at = tile + Tile<D>::place(row, 2 * (chunk + e / 2 * LANES) + e % 2);
-#pragma unroll
-            for (unsigned k = 0; k < TURNS; k++) angles[k][e / 2][e % 2] = load_shared(at + k * STEP * PITCH);
-        }
     }
     /* Turns a tile's rows (sign -1: back), and writes the `there` first ones to `to`, if that is not NULL, `stride`
      * elements apart. Barriers before and after are the caller's. */
@@ -314,8 +301,7 @@ __device__ static __noinline__ void rotate_queries(unsigned tile, bf16 *queries,
 }
 
 /* Turns a warp's strip of gradients back. A call for the same reason. */
-template <int D, typename Angles>
-__device__ static __noinline__ void turn_back(unsigned rows, Angles angles) {
+template <int D> __device__ static __noinline__ void turn_back(unsigned rows, const bf16 *angles) {
     Rotation<D, STRIP, WARP> rotation(threadIdx.x % WARP);
     rotation.read(angles);
     rotation.turn(rows, -1);
@@ -416,7 +402,6 @@ typedef struct Job {
     float *lse;        /* (B, H, T) */
     const bf16 *d_out; /* (B, T, H, D) */
     bf16 *d_qkv;       /* (B, T, 3, H, D) */
-    float *delta;      /* (B, H, T) */
     float *dq; /* (B, H, padded / QUERIES) tiles of QUERIES x D sums; NULL: dQ is made by its own kernel */
     const bf16 *angles; /* of rotary positions: (T, D / 2) pairs of fp16; NULL: not this backend's business */
     unsigned heads, T, H, C, padded; /* C = H D */
@@ -441,6 +426,17 @@ template <int D> __device__ static inline size_t in_qkv(const Job &job, unsigned
 }
 template <int D> __device__ static inline size_t in_out(const Job &job, unsigned head) {
     return (size_t)(head / job.H) * job.T * job.C + head % job.H * D;
+}
+
+/* The terms of QUERIES rows, lse in base 2 (which = 0) and delta (1), wait in the place of dQ's `rows` until those are
+ * written: 16 bytes of lse of four rows, 16 of delta, and so on along the rows. Fours of rows none of which is there have
+ * none, so that the terms of the last, shorter tile fit into what it has. */
+enum { TERMS_BYTES = 2 * QUERIES * (int)sizeof(float) };
+template <int D>
+__device__ static inline float *term_of(bf16 *rows, unsigned stride, unsigned row, unsigned which) {
+    constexpr unsigned CHUNKS = D / CHUNK;
+    const unsigned chunk = row / 4 * 2 + which;
+    return reinterpret_cast<float *>(rows + chunk / CHUNKS * stride + chunk % CHUNKS * CHUNK) + row % 4;
 }
 
 /* The largest, or the sum, of the four lanes that share a row of accumulators. */
@@ -605,7 +601,7 @@ __global__ static void __launch_bounds__(Forward<D, M, STAGES>::THREADS, 2) forw
 /* ==== backward ==== */
 enum { PREPARE_THREADS = 4 * QUERIES };
 
-/* delta, and zeros in dQ's sums, of QUERIES rows of a head; four lanes a row. */
+/* The terms, and zeros in dQ's sums, of QUERIES rows of a head; four lanes a row. */
 template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepare_kernel(const Job job) {
     const unsigned head = blockIdx.x / job.tiles, tile = blockIdx.x % job.tiles;
     const unsigned t = tile * QUERIES + threadIdx.x / 4, part = threadIdx.x % 4;
@@ -622,7 +618,12 @@ template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepa
         }
     }
     sum = quad_sum(sum);
-    if (part == 0 && t < job.T) job.delta[(size_t)head * job.T + t] = sum;
+    /* Zeros from T on, as they are copied where there is nothing. */
+    if (part < 2 && t < (job.T + 3) / 4 * 4) {
+        bf16 *rows = job.d_qkv + in_qkv<D>(job, head, 0) + (size_t)tile * QUERIES * 3 * job.C;
+        const float lse2 = t < job.T ? job.lse[(size_t)head * job.T + t] * LOG2_E : 0;
+        *term_of<D>(rows, 3 * job.C, t % QUERIES, part) = part == 0 ? lse2 : sum;
+    }
     if (!job.dq) return;
     float *sums = job.dq + (size_t)blockIdx.x * QUERIES * D;
     const float zeros[4] = {0, 0, 0, 0};
@@ -632,18 +633,14 @@ template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepa
 template <int D, int WARPS_, int STAGES> struct Backward {
     static constexpr int WARPS = WARPS_, THREADS = WARPS * WARP, ROWS = WARPS * STRIP; /* keys */
     static constexpr int KV_BYTES = ROWS * D * 2, TILE_BYTES = QUERIES * D * 2;
-    static constexpr int TERMS_BYTES = QUERIES * (int)sizeof(float);
-    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + 2 * TERMS_BYTES; /* Q, dO, lse, delta */
+    static constexpr int STAGE_BYTES = 2 * TILE_BYTES + TERMS_BYTES; /* Q, dO, lse, delta */
     static constexpr int DS_BYTES = ROWS * QUERIES * 2;
     static constexpr size_t BYTES = 2 * KV_BYTES + STAGES * STAGE_BYTES + DS_BYTES;
     static constexpr bool KV_IN_REGISTERS = D <= 64; /* 32 of them */
-    /* The keys' angles are copied in the last step; for larger D there are no registers for that. */
-    static constexpr bool ANGLES_AHEAD = D <= 64 && STAGES == 2;
     /* dQ of a step, (QUERIES, D): each warp has a strip and, of PARTS warps on it, every PARTS-th 16 channels */
     static constexpr int PARTS = WARPS / (QUERIES / STRIP), GROUPS = D / 16 / PARTS;
     static_assert(WARPS % (QUERIES / STRIP) == 0 && D % (16 * PARTS) == 0, "dQ is shared out evenly");
     static_assert(PARTS <= 2, "the part is one bit of the column");
-    static_assert(KV_BYTES <= 2 * TILE_BYTES, "the keys' angles fit into the tiles of Q and dO");
     static_assert(ANGLE_ROWS % ROWS == 0, "angles for all of the last block's rows");
 };
 
@@ -665,17 +662,17 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
     const unsigned k_tile = shared_start(), v_tile = k_tile + F::KV_BYTES, stages = v_tile + F::KV_BYTES;
     const unsigned ds_tile = stages + STAGES * F::STAGE_BYTES;
     const auto q_tile = [=](int i) { return stages + i % STAGES * F::STAGE_BYTES; };
-    /* Rows from T on are zeros, lse and delta too: P = 1, which adds P dO = 0 to dV and P (0 - 0) Q = 0 to dK. */
+    /* Rows from T on are zeros, their terms too: P = 1, which adds P dO = 0 to dV and P (0 - 0) Q = 0 to dK. */
     const auto copy_queries = [=](int i) {
         const unsigned tile = q_tile(i);
         const int row = i * QUERIES;
         copy_tile<D, QUERIES, F::THREADS>(tile, queries + (size_t)row * 3 * C, 3 * C, T - row);
         copy_tile<D, QUERIES, F::THREADS>(tile + F::TILE_BYTES, d_out + (size_t)row * C, C, T - row);
-        if (threadIdx.x < 2 * QUERIES) {
-            const int t = row + (int)threadIdx.x % QUERIES;
-            copy_float_async(tile + 2 * F::TILE_BYTES + threadIdx.x * 4,
-                             (threadIdx.x < QUERIES ? job.lse : job.delta) + (size_t)turn.head * T + t,
-                             t < T);
+        if (threadIdx.x < TERMS_BYTES / 16) {
+            const int t = threadIdx.x % (QUERIES / 4) * 4, which = threadIdx.x / (QUERIES / 4);
+            copy_async(tile + 2 * F::TILE_BYTES + (which * QUERIES + t) * 4,
+                       term_of<D>(job.d_qkv + (queries + (size_t)row * 3 * C - job.qkv), 3 * C, t, which),
+                       row + t < T);
         }
     };
     copy_tile<D, F::ROWS, F::THREADS>(k_tile, keys, 3 * C, T - first);
@@ -694,8 +691,6 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
         wait_for_copies();
         __syncthreads(); /* the tiles are there; those of the last step and dS are no longer read */
         if (STAGES == 2 && i < last) copy_queries(i + 1);
-        if (F::ANGLES_AHEAD && i == last && job.angles) /* the keys', where the next queries would be */
-            copy_tile<D, F::ROWS, F::THREADS>(q_tile(i + 1), job.angles + (size_t)first * D, D, F::ROWS);
         if (i == first / QUERIES) k_left.keep(), v_left.keep();
         const unsigned tile = q_tile(i), row_terms = tile + 2 * F::TILE_BYTES;
         float p[1][QUERIES / 8][4] = {};
@@ -706,10 +701,9 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; n++) {
                 const float2 x = load_shared_pair(row_terms + (8 * n + 2 * q) * 4);
-                const float minus_lse2[2] = {x.x * -LOG2_E, x.y * -LOG2_E};
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    p[0][n][e] = exp_2(fmaf(p[0][n][e], c, minus_lse2[e % 2]));
+                    p[0][n][e] = exp_2(fmaf(p[0][n][e], c, e % 2 ? -x.y : -x.x));
                     if (MASKED && strip + (int)g + e / 2 * 8 > i * QUERIES + 8 * n + (int)(2 * q) + e % 2)
                         p[0][n][e] = 0;
                 }
@@ -730,7 +724,7 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
                 tile + F::TILE_BYTES + Tile<D>::across());
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; n++) {
-                const float2 x = load_shared_pair(row_terms + F::TERMS_BYTES + (8 * n + 2 * q) * 4);
+                const float2 x = load_shared_pair(row_terms + (QUERIES + 8 * n + 2 * q) * 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     ds[n][half] = pack(p[0][n][2 * half] * (dp[0][n][2 * half] - x.x),
@@ -773,15 +767,13 @@ __global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
     for (; i <= last && i * QUERIES < first + F::ROWS; i++) step(i, std::true_type());
     for (; i <= last; i++) step(i, std::false_type());
 
-    if (F::ANGLES_AHEAD) wait_for_copies();
     __syncthreads(); /* K is no longer read for dQ; V's rows were the warp's own all the time */
     const float one[2] = {1, 1}, scales[2] = {job.scale, job.scale};
     const unsigned dk_rows = k_tile + warp * STRIP * D * 2, dv_rows = v_tile + warp * STRIP * D * 2;
     bf16 *to = job.d_qkv + in_qkv<D>(job, turn.head, 1) + (size_t)strip * 3 * C;
     put_rows(dk_rows, dk[0], scales);
     put_rows(dv_rows, dv[0], one);
-    if (job.angles && F::ANGLES_AHEAD) turn_back<D>(dk_rows, q_tile(last + 1) + warp * STRIP * D * 2);
-    if (job.angles && !F::ANGLES_AHEAD) turn_back<D>(dk_rows, job.angles + (size_t)strip * D);
+    if (job.angles) turn_back<D>(dk_rows, job.angles + (size_t)strip * D);
     write_tile<D, STRIP, WARP>(to + C, 3 * C, T - strip, dv_rows, lane);
     write_tile<D, STRIP, WARP>(to, 3 * C, T - strip, dk_rows, lane);
 }
@@ -854,12 +846,14 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
     copy_tile<D, QUERIES, F::THREADS>(o_tile, d_out + (size_t)first * C, C, T - first);
     copy_keys_and_values(0);
 
+    bf16 *d_queries = job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)first * 3 * C;
     float dq[1][D / 8][4] = {}, lse2[2], delta[2]; /* of rows g, g + 8 */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = strip + (int)g + 8 * half;
-        lse2[half] = row < T ? job.lse[(size_t)turn.head * T + row] * LOG2_E : 0;
-        delta[half] = row < T ? job.delta[(size_t)turn.head * T + row] : 0;
+        const unsigned row = warp * STRIP + g + 8 * half;
+        const bool there = first + (int)row < T;
+        lse2[half] = there ? *term_of<D>(d_queries, 3 * C, row, 0) : 0;
+        delta[half] = there ? *term_of<D>(d_queries, 3 * C, row, 1) : 0;
     }
     Operand<D, 1, F::IN_REGISTERS> q_left(q_tile + warp * STRIP * D * 2),
         o_left(o_tile + warp * STRIP * D * 2);
@@ -903,8 +897,7 @@ __global__ static void __launch_bounds__(QueryGradient<D>::THREADS, 2) query_gra
     const unsigned dq_rows = q_tile + warp * STRIP * D * 2;
     put_rows(dq_rows, dq[0], scales);
     if (job.angles) turn_back<D>(dq_rows, job.angles + (size_t)strip * D);
-    write_tile<D, STRIP, WARP>(job.d_qkv + in_qkv<D>(job, turn.head, 0) + (size_t)strip * 3 * C, 3 * C,
-                               T - strip, dq_rows, lane);
+    write_tile<D, STRIP, WARP>(d_queries + (size_t)warp * STRIP * 3 * C, 3 * C, T - strip, dq_rows, lane);
 }
 
 /* ==== generation ==== */
@@ -1045,15 +1038,12 @@ static size_t flash_saved_bytes(const AttentionShape *shape) {
     return 0;
 }
 
-/* dQ's sums where they are used, floats for each padded row of each head; delta. */
+/* dQ's sums, where they are used: floats for each padded row of each head. */
 static size_t flash_scratch_bytes(const AttentionShape *shape) {
-    size_t heads = 0, sums = 0, delta = 0, bytes = 0;
-    if (!shape->training) return 0;
-    if (shape->T > SIZE_MAX - QUERIES || !size_mul(shape->B, shape->H, &heads) ||
-        !size_mul(heads, padded(shape->T), &sums) ||
-        !size_mul(sums, shape->deterministic ? 0 : shape->D * sizeof(float), &sums) ||
-        !size_mul(heads, shape->T, &delta) || !size_mul(delta, sizeof(float), &delta) ||
-        !size_add(sums, delta, &bytes))
+    size_t bytes = 0;
+    if (!shape->training || shape->deterministic) return 0;
+    if (shape->T > SIZE_MAX - QUERIES || !size_mul(shape->B, shape->H, &bytes) ||
+        !size_mul(bytes, padded(shape->T), &bytes) || !size_mul(bytes, shape->D * sizeof(float), &bytes))
         return SIZE_MAX;
     return bytes;
 }
@@ -1134,7 +1124,6 @@ template <int D, int WARPS, int STAGES> static void backward_with(const Attentio
     Job job = job_of(call);
     const size_t rows = (size_t)job.heads * job.padded, tiles = rows / QUERIES;
     job.dq = call->deterministic ? NULL : (float *)call->scratch;
-    job.delta = (float *)call->scratch + (job.dq ? rows * D : 0);
 
     job.tiles = job.padded / QUERIES;
     launch(stream, "flash_mma backward, rows", prepare_kernel<D>, tiles, PREPARE_THREADS, 0, job);

@@ -718,12 +718,12 @@ TEST(shapes_and_sizes) {
     AttentionShape shape = {1, 64, 1, 64, true, false};
     CHECK(strcmp(attention_find("flash", "cuda", &shape, &err)->name, "flash_mma") == 0);
     CHECK(flash->saved_bytes(&shape) == 0);
-    CHECK(flash->scratch_bytes(&shape) == 64 * (64 + 2) * sizeof(float));
+    CHECK(flash->scratch_bytes(&shape) == 64 * 64 * sizeof(float));
     shape.deterministic = true;
-    CHECK(flash->scratch_bytes(&shape) == 64 * 2 * sizeof(float));
+    CHECK(flash->scratch_bytes(&shape) == 0);
     shape.training = false;
     CHECK(flash->scratch_bytes(&shape) == 0);
-    shape.training = true, shape.T = SIZE_MAX;
+    shape.training = true, shape.deterministic = false, shape.T = SIZE_MAX;
     CHECK(flash->scratch_bytes(&shape) == SIZE_MAX && !flash->can_run(&shape, &err));
     shape.T = 1024, shape.B = SIZE_MAX / 4;
     CHECK(flash->scratch_bytes(&shape) == SIZE_MAX && !flash->can_run(&shape, &err));
