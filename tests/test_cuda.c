@@ -20,6 +20,8 @@
  *    stored activation, weight and logit rounded to bf16. */
 #include "test.h"
 
+#include "reference_attention.h"
+
 #define REAL double
 #define REF(name) reference64_##name
 #define MATH(name) name
@@ -65,22 +67,6 @@ static double sums_differ(const Device *device, size_t n) {
     return sum_rounding(device, n) + sum_rounding(&cpu, n);
 }
 
-/* ---- bf16 on the host ---- */
-static uint16_t bf16_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
-}
-static float bf16_value(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-static float bf16_rounded(float x) {
-    return bf16_value(bf16_bits(x));
-}
 static void round_all(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = bf16_rounded(x[i]);
 }
@@ -842,61 +828,6 @@ TEST(adamw) {
 
 /* ---- naive attention, by the rule of attention.h ---- */
 
-/* One head, plainly: as float64 the reference, else what the backend's precision costs (products' inputs and
- * S, P, dP, dS rounded by `ROUND`, sums in `real`). q, k, v, d_out and all results (T, D). The sums over
- * channels go up or down, delta's the other way than dP's: the maximum error over a small tensor is often
- * one row's luck, so the rule takes that of both orders (and for the first token dP - delta is all rounding,
- * which one order would cancel). */
-#define DEFINE_PLAIN(name, real, ROUND)                                                                      \
-    static void name(bool down, size_t T, size_t D, const float *q, const float *k, const float *v,          \
-                     const float *d_out, real *out, real *lse, real *dq, real *dk, real *dv) {               \
-        const real scale = (real)(1 / sqrt((double)D));                                                      \
-        real *p = (real *)xmalloc(2 * T * sizeof *p), *dp = p + T;                                           \
-        for (size_t i = 0; i < T * D; i++) dk[i] = dv[i] = 0;                                                \
-        for (size_t i = 0; i < T; i++) {                                                                     \
-            real max = -INFINITY, sum = 0, delta = 0;                                                        \
-            for (size_t j = 0; j <= i; j++) {                                                                \
-                real s = 0, d_p = 0;                                                                         \
-                for (size_t n = 0; n < D; n++) {                                                             \
-                    const size_t d = down ? D - 1 - n : n;                                                   \
-                    s += (real)q[i * D + d] * (real)k[j * D + d];                                            \
-                    d_p += (real)d_out[i * D + d] * (real)v[j * D + d];                                      \
-                }                                                                                            \
-                p[j] = ROUND(s * scale), dp[j] = ROUND(d_p);                                                 \
-                max = p[j] > max ? p[j] : max;                                                               \
-            }                                                                                                \
-            for (size_t j = 0; j <= i; j++) sum += p[j] = (real)exp((double)(p[j] - max));                   \
-            lse[i] = max + (real)log((double)sum);                                                           \
-            for (size_t d = 0; d < D; d++) {                                                                 \
-                real o = 0;                                                                                  \
-                for (size_t j = 0; j <= i; j++) o += ROUND(p[j] / sum) * (real)v[j * D + d];                 \
-                out[i * D + d] = ROUND(o);                                                                   \
-                dq[i * D + d] = 0;                                                                           \
-            }                                                                                                \
-            for (size_t n = 0; n < D; n++) { /* the other way round */                                       \
-                const size_t d = down ? n : D - 1 - n;                                                       \
-                delta += (real)d_out[i * D + d] * out[i * D + d];                                            \
-            }                                                                                                \
-            for (size_t j = 0; j <= i; j++) {                                                                \
-                const real weight = ROUND(p[j] / sum), ds = ROUND(weight * (dp[j] - delta));                 \
-                for (size_t d = 0; d < D; d++) {                                                             \
-                    dv[j * D + d] += weight * (real)d_out[i * D + d];                                        \
-                    dk[j * D + d] += scale * ds * (real)q[i * D + d];                                        \
-                    dq[i * D + d] += scale * ds * (real)k[j * D + d];                                        \
-                }                                                                                            \
-            }                                                                                                \
-        }                                                                                                    \
-        for (size_t i = 0; i < T * D; i++) dq[i] = ROUND(dq[i]), dk[i] = ROUND(dk[i]), dv[i] = ROUND(dv[i]); \
-        free(p);                                                                                             \
-    }
-#define AS_IT_IS(x) (x)
-DEFINE_PLAIN(plain_double, double, AS_IT_IS)
-DEFINE_PLAIN(plain_float, float, AS_IT_IS)
-DEFINE_PLAIN(plain_bf16, float, bf16_rounded)
-
-enum { OUT, DQ, DK, DV, RESULTS };
-static const char *const result_names[RESULTS] = {"out", "dq", "dk", "dv"};
-
 typedef struct Case {
     size_t B, T, H, D;
     const float *qkv, *d_out;   /* (B, T, 3, H, D), (B, T, H, D) */
@@ -911,13 +842,6 @@ static void take_head(float *to, const float *from, size_t T, size_t D, size_t s
     for (size_t t = 0; t < T; t++) memcpy(to + t * D, from + t * stride, D * sizeof *to);
 }
 
-static double last_place(double x) {
-    const float magnitude = fabsf((float)x);
-    return (double)(nextafterf(magnitude, INFINITY) - magnitude);
-}
-
-/* The rule for lse takes the last place of lse, which is that of the scores unless they cancel. With inputs
- * times 30 they do: there it is the last place of the row's largest sum of |q k|. */
 static Case case_new(size_t B, size_t T, size_t H, size_t D, double times) {
     const size_t C = H * D, n = B * T * C;
     Case c = {.B = B, .T = T, .H = H, .D = D, .qkv = normals(3 * n, 0, times), .d_out = normals(n, 0, 1)};
@@ -939,21 +863,16 @@ static Case case_new(size_t B, size_t T, size_t H, size_t D, double times) {
             take_head(v, in + 2 * C, T, D, 3 * C);
         take_head(d_o, d_out, T, D, C);
         const size_t at = bh * T * D;
-        plain_double(false, T, D, q, k, v, d_o, c.reference[OUT] + at, c.lse + bh * T, c.reference[DQ] + at,
-                     c.reference[DK] + at, c.reference[DV] + at);
-        for (int i = 0; i < 4; i++)
-            (i < 2 ? plain_float : plain_bf16)(i % 2, T, D, q, k, v, d_o, plain[i][OUT] + at,
-                                               plain_lse + bh * T, plain[i][DQ] + at, plain[i][DK] + at,
-                                               plain[i][DV] + at);
-        for (size_t t = 0; t < T; t++) {
-            double magnitude = fabs(c.lse[bh * T + t]);
-            for (size_t j = 0; times > 1 && j <= t; j++) {
-                double terms = 0;
-                for (size_t e = 0; e < D; e++) terms += fabs((double)q[t * D + e] * (double)k[j * D + e]);
-                magnitude = fmax(magnitude, terms / sqrt((double)D));
-            }
-            c.lse_last_place[bh * T + t] = last_place(magnitude);
+        double *exact[RESULTS];
+        for (int r = 0; r < RESULTS; r++) exact[r] = c.reference[r] + at;
+        plain_double(false, T, D, q, k, v, d_o, exact, c.lse + bh * T);
+        for (int i = 0; i < 4; i++) {
+            float *rounded[RESULTS];
+            for (int r = 0; r < RESULTS; r++) rounded[r] = plain[i][r] + at;
+            (i < 2 ? plain_float : plain_bf16)(i % 2, T, D, q, k, v, d_o, rounded, plain_lse + bh * T);
         }
+        for (size_t t = 0; t < T; t++)
+            c.lse_last_place[bh * T + t] = lse_last_place(c.lse[bh * T + t], t, D, q, k, times > 1);
         free(q);
     }
     for (int r = 0; r < RESULTS; r++) {
@@ -961,13 +880,9 @@ static Case case_new(size_t B, size_t T, size_t H, size_t D, double times) {
             double plain_error = 0, rounding = 0;
             for (size_t i = 0; i < n; i++) {
                 const double ref = c.reference[r][i];
-                volatile float shifted = (float)ref + 0.3f;
-                if (half) shifted = bf16_rounded(shifted);
-                shifted = shifted - 0.3f;
-                if (half) shifted = bf16_rounded(shifted);
                 for (int down = 0; down < 2; down++)
                     plain_error = fmax(plain_error, fabs((double)plain[2 * half + down][r][i] - ref));
-                rounding = fmax(rounding, fabs((double)shifted - ref));
+                rounding = fmax(rounding, shift_loss(ref, half));
             }
             c.allowed[half][r] = 2 * plain_error + 2 * rounding;
         }

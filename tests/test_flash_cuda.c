@@ -25,6 +25,7 @@ int main(int argc, char **argv) {
     return test_finish();
 }
 #else
+#include "reference_attention.h"
 #include "reference_random.h"
 
 #include "../model/ops.h"
@@ -37,23 +38,6 @@ static char no_gpu[sizeof(Error)];
 
 static const size_t head_sizes[] = {32, 64, 96, 128};
 enum { HEAD_SIZES = 4, GUARD = 256 };
-
-/* ---- numbers ---- */
-static uint16_t bf16_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
-}
-static float bf16_value(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-static float bf16_rounded(float x) {
-    return bf16_value(bf16_bits(x));
-}
 
 static void fill_normal(uint16_t *x, size_t n, double spread, uint64_t stream) {
     for (size_t i = 0; i < n; i++) x[i] = bf16_bits((float)(spread * reference_normal(stream, i)));
@@ -101,9 +85,6 @@ typedef struct Case {
     double spread;
     uint16_t *qkv, *d_out; /* (B, T, 3, H, D), (B, T, H, D) */
 } Case;
-
-enum { OUT, DQ, DK, DV, RESULTS };
-static const char *const result_names[RESULTS] = {"out", "dq", "dk", "dv"};
 
 static Case case_new(size_t B, size_t T, size_t H, size_t D, double spread) {
     const size_t n = B * T * H * D;
@@ -193,69 +174,11 @@ static Result attention_on(const Attention *backend, Stream *stream, bool half, 
 }
 
 /* ---- the reference on the CPU ---- */
-/* One head: q, k, v, d_out and all results (T, D). */
-#define DEFINE_PLAIN(name, real, ROUND)                                                                      \
-    static void name(bool down, size_t T, size_t D, const float *q, const float *k, const float *v,          \
-                     const float *d_out, real *const result[RESULTS], real *lse) {                           \
-        const real scale = (real)(1 / sqrt((double)D));                                                      \
-        real *out = result[OUT], *dq = result[DQ], *dk = result[DK], *dv = result[DV];                       \
-        real *p = xmalloc(2 * T * sizeof *p), *dp = p + T;                                                   \
-        for (size_t i = 0; i < T * D; i++) out[i] = dq[i] = dk[i] = dv[i] = 0;                               \
-        for (size_t i = 0; i < T; i++) {                                                                     \
-            real max = -INFINITY, sum = 0, delta = 0;                                                        \
-            for (size_t j = 0; j <= i; j++) {                                                                \
-                real s = 0, x = 0;                                                                           \
-                for (size_t n = 0; n < D; n++) {                                                             \
-                    const size_t d = down ? D - 1 - n : n;                                                   \
-                    s += (real)q[i * D + d] * (real)k[j * D + d];                                            \
-                    x += (real)d_out[i * D + d] * (real)v[j * D + d];                                        \
-                }                                                                                            \
-                p[j] = ROUND(s * scale), dp[j] = ROUND(x);                                                   \
-                max = p[j] > max ? p[j] : max;                                                               \
-            }                                                                                                \
-            for (size_t j = 0; j <= i; j++) sum += p[j] = (real)exp((double)(p[j] - max));                   \
-            lse[i] = max + (real)log((double)sum);                                                           \
-            for (size_t j = 0; j <= i; j++) {                                                                \
-                p[j] = ROUND(p[j] / sum);                                                                    \
-                for (size_t d = 0; d < D; d++) out[i * D + d] += p[j] * (real)v[j * D + d];                  \
-            }                                                                                                \
-            for (size_t d = 0; d < D; d++) out[i * D + d] = ROUND(out[i * D + d]);                           \
-            for (size_t n = 0; n < D;                                                                        \
-                 n++) { /* the other way round than dp: else token 0's rounding cancels */                   \
-                const size_t d = down ? n : D - 1 - n;                                                       \
-                delta += (real)d_out[i * D + d] * out[i * D + d];                                            \
-            }                                                                                                \
-            for (size_t j = 0; j <= i; j++) {                                                                \
-                const real ds = ROUND(p[j] * (dp[j] - delta));                                               \
-                for (size_t d = 0; d < D; d++) {                                                             \
-                    dv[j * D + d] += p[j] * (real)d_out[i * D + d];                                          \
-                    dk[j * D + d] += scale * ds * (real)q[i * D + d];                                        \
-                    dq[i * D + d] += scale * ds * (real)k[j * D + d];                                        \
-                }                                                                                            \
-            }                                                                                                \
-        }                                                                                                    \
-        for (size_t i = 0; i < T * D; i++) dq[i] = ROUND(dq[i]), dk[i] = ROUND(dk[i]), dv[i] = ROUND(dv[i]); \
-        free(p);                                                                                             \
-    }
-#define AS_IT_IS(x) (x)
-DEFINE_PLAIN(plain_double, double, AS_IT_IS)
-DEFINE_PLAIN(plain_bf16, float, bf16_rounded)
-
 typedef struct Reference {
     double *of[RESULTS];      /* (B, H, T, D) */
     double *lse, *last_place; /* (B, H, T) */
     double allowed[RESULTS];
 } Reference;
-
-static double last_place(double x) {
-    const float magnitude = fabsf((float)x);
-    return (double)(nextafterf(magnitude, INFINITY) - magnitude);
-}
-
-/* What bf16 loses where ref is shifted by 0.3 and back: the rule's second term for one number. */
-static double shift_loss(double ref) {
-    return fabs((double)bf16_rounded(bf16_rounded((float)ref + 0.3f) - 0.3f) - ref);
-}
 
 static void reference_of_head(const Case *c, size_t head, Reference *ref, double plain_error[RESULTS]) {
     const size_t T = c->T, D = c->D, n = T * D;
@@ -275,15 +198,9 @@ static void reference_of_head(const Case *c, size_t head, Reference *ref, double
             for (size_t i = 0; i < n; i++)
                 plain_error[r] = fmax(plain_error[r], fabs((double)plain[r][i] - exact[r][i]));
     }
-    for (size_t t = 0; t < T; t++) {
-        double largest = fabs(ref->lse[head * T + t]);
-        for (size_t j = 0; c->spread > 1 && j <= t; j++) {
-            double sum = 0;
-            for (size_t d = 0; d < D; d++) sum += fabs((double)in[0][t * D + d] * (double)in[1][j * D + d]);
-            largest = fmax(largest, sum / sqrt((double)D));
-        }
-        ref->last_place[head * T + t] = last_place(largest);
-    }
+    for (size_t t = 0; t < T; t++)
+        ref->last_place[head * T + t] = lse_last_place(ref->lse[head * T + t], t, D, in[0], in[1],
+                                                       c->spread > 1);
     for (int w = 0; w < 4; w++) free(in[w]), free(plain[w]);
     free(plain_lse);
 }
@@ -297,7 +214,7 @@ static Reference reference_new(const Case *c) {
     for (size_t head = 0; head < heads; head++) reference_of_head(c, head, &ref, plain_error);
     for (int r = 0; r < RESULTS; r++) {
         double loss = 0;
-        for (size_t i = 0; i < n; i++) loss = fmax(loss, shift_loss(ref.of[r][i]));
+        for (size_t i = 0; i < n; i++) loss = fmax(loss, shift_loss(ref.of[r][i], true));
         ref.allowed[r] = 2 * plain_error[r] + 2 * loss;
     }
     return ref;
@@ -421,7 +338,7 @@ TEST(long_ones) {
                 for (size_t e = 0; e < n; e++) {
                     ref.of[r][e] = exact.of[r][e];
                     plain_error = fmax(plain_error, fabs((double)plain.of[r][e] - ref.of[r][e]));
-                    loss = fmax(loss, shift_loss(ref.of[r][e]));
+                    loss = fmax(loss, shift_loss(ref.of[r][e], true));
                 }
                 ref.allowed[r] = 2 * plain_error + 2 * loss;
             }
