@@ -21,17 +21,8 @@
 #include "test.h"
 
 #include "reference_attention.h"
+#include "reference_problem.h"
 
-#define REAL double
-#define REF(name) reference64_##name
-#define MATH(name) name
-#include "reference_gpt.h"
-#define REAL float
-#define REF(name) reference32_##name
-#define MATH(name) name##f
-#include "reference_gpt.h"
-
-#include "../model/gpt.h"
 #include "../sgemm.h"
 
 #ifdef USE_CUDA
@@ -1192,55 +1183,6 @@ static void make_plain(void) {
 }
 
 /* ---- the whole model ---- */
-typedef struct Problem {
-    RefShape shape;
-    RefTable table;
-    double *parameters64;
-    float *parameters;         /* bf16 numbers */
-    int32_t *tokens, *targets; /* (B, T) */
-} Problem;
-
-/* Far from the small initial weights, so that every part of the network carries a gradient of its own size.
- * */
-static Problem problem_new(RefShape shape) {
-    Problem problem = {.shape = shape, .table = reference_table(&shape)};
-    const RefTable *table = &problem.table;
-    const size_t rows = shape.B * shape.T;
-    problem.parameters64 = reference64_numbers(table->total),
-    problem.parameters = reference32_numbers(table->total);
-    for (size_t k = 0; k < table->count; k++) {
-        const RefTensor *tensor = &table->tensor[k];
-        const bool wide_in = strstr(tensor->name, "mlp.c_proj.weight") != NULL;
-        double spread = tensor->decay ? 1 / sqrt((double)(wide_in ? 4 * shape.C : shape.C)) : 0.1;
-        if (k == 0 || (k == 1 && !shape.rotary)) spread = 2 / sqrt((double)shape.C);
-        for (size_t i = tensor->offset; i < tensor->offset + tensor->size; i++) {
-            problem.parameters[i] = bf16_rounded(
-                (float)((tensor->gain ? 1 : 0) + spread * reference_normal(1, i)));
-            problem.parameters64[i] = (double)problem.parameters[i];
-        }
-    }
-    problem.tokens = (int32_t *)reference_allocate(rows, sizeof(int32_t));
-    problem.targets = (int32_t *)reference_allocate(rows, sizeof(int32_t));
-    for (size_t r = 0; r < rows; r++) {
-        problem.tokens[r] = (int32_t)(reference_uniform(2, r) * (double)shape.V);
-        problem.targets[r] = (int32_t)(reference_uniform(3, r) * (double)shape.V);
-    }
-    problem.tokens[0] = problem.targets[rows - 1] = (int32_t)shape.V - 1; /* beside the padding */
-    problem.tokens[rows - 1] = problem.tokens[0];
-    return problem;
-}
-static void problem_free(Problem *problem) {
-    free(problem->table.tensor), free(problem->parameters64), free(problem->parameters);
-    free(problem->tokens), free(problem->targets);
-}
-
-static size_t find_row(const Gpt *gpt, const char *name) {
-    size_t count = 0, i = 0;
-    const Parameter *table = gpt_table(gpt, &count);
-    while (i < count && strcmp(table[i].name, name) != 0) i++;
-    return i;
-}
-
 /* device NULL: the plain one. */
 static Gpt *model_new(const Problem *problem, const Device *device, size_t B, bool training, size_t cache_B) {
     const RefShape *shape = &problem->shape;
@@ -1266,16 +1208,8 @@ static Gpt *model_new(const Problem *problem, const Device *device, size_t B, bo
     if (!gpt) printf("test_cuda: gpt_new: %s\n", err.text), exit(1);
     for (size_t k = 0; k < problem->table.count; k++)
         gpt_set(gpt, GPT_WEIGHTS, find_row(gpt, problem->table.tensor[k].name),
-                problem->parameters + problem->table.tensor[k].offset);
+                problem->parameters32 + problem->table.tensor[k].offset);
     return gpt;
-}
-
-/* The whole of a buffer in the reference's order, to be freed. */
-static float *buffer_new(Gpt *gpt, const RefTable *table, GptBuffer buffer) {
-    float *all = reference32_numbers(table->total);
-    for (size_t k = 0; k < table->count; k++)
-        gpt_get(gpt, buffer, find_row(gpt, table->tensor[k].name), all + table->tensor[k].offset);
-    return all;
 }
 
 /* Gradients of the problem's mean loss, taken `micro` sequences at once; *loss the mean. To be freed. */
@@ -1293,19 +1227,6 @@ static float *gradients_new(const Problem *problem, const Device *device, size_t
     return all;
 }
 
-static double largest_error(const double *ref, const float *a, size_t n) {
-    double largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (!isfinite(a[i])) return INFINITY;
-        largest = fmax(largest, fabs((double)a[i] - ref[i]));
-    }
-    return largest;
-}
-static double largest_of(const double *x, size_t n) {
-    double largest = 0;
-    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs(x[i]));
-    return largest;
-}
 static double *doubles_of(const float *x, size_t n) {
     double *copy = reference64_numbers(n);
     for (size_t i = 0; i < n; i++) copy[i] = (double)x[i];
@@ -1334,7 +1255,7 @@ static void check_gradients(const Problem *problem, size_t micro) {
     float *plain32 = reference32_numbers(n), *losses32 = reference32_numbers(rows);
     const double loss = reference64_gpt(shape, &problem->table, problem->parameters64, STEP, problem->tokens,
                                         problem->targets, losses64, NULL, ref64);
-    reference32_gpt(shape, &problem->table, problem->parameters, STEP, problem->tokens, problem->targets,
+    reference32_gpt(shape, &problem->table, problem->parameters32, STEP, problem->tokens, problem->targets,
                     losses32, NULL, plain32);
     float *ours32 = gradients_new(problem, &gpu32, micro, &loss32);
     const double bound32 = 2 * largest_error(losses64, losses32, rows) +
@@ -1416,12 +1337,6 @@ TEST(splits_of_a_step) {
     problem_free(&problem);
 }
 
-static double mean_error(const double *ref, const float *a, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += fabs((double)a[i] - ref[i]) / (double)n;
-    return sum;
-}
-
 /* Twenty steps. Adam divides a gradient by its own size, so that one that is nothing but rounding moves its
  * weight by lr for every evaluation alike: the mean over a tensor of the differences, in which every element
  * has its share, is held to twice the plain evaluation's, not the largest. */
@@ -1464,7 +1379,7 @@ TEST(twenty_updates) {
         float *g32 = reference32_numbers(n), *m32 = reference32_numbers(n), *v32 = reference32_numbers(n);
         double *losses64 = reference64_numbers(rows);
         float *losses32 = reference32_numbers(rows), *plain32 = reference32_numbers(n);
-        memcpy(plain32, problem.parameters, n * sizeof *plain32);
+        memcpy(plain32, problem.parameters32, n * sizeof *plain32);
         rounding = true;
         for (uint64_t step = 0; step < STEPS; step++) {
             const int32_t *tokens = problem.tokens + step * rows, *targets = problem.targets + step * rows;
@@ -1524,7 +1439,7 @@ TEST(two_runs_are_bit_equal) {
         double losses[2][3];
         float *first = three_steps(&problem, losses[0]), *second = three_steps(&problem, losses[1]);
         CHECK(memcmp(losses[0], losses[1], sizeof losses[0]) == 0 && isfinite(losses[0][2]));
-        CHECK(memcmp(first, second, bytes) == 0 && memcmp(first, problem.parameters, bytes) != 0);
+        CHECK(memcmp(first, second, bytes) == 0 && memcmp(first, problem.parameters32, bytes) != 0);
         free(first), free(second);
         problem_free(&problem);
     }

@@ -13,65 +13,12 @@
  * terms): FLOOR = 8 is two roundings each for the exponential, its product, the sum and the scaling. */
 #include "test.h"
 
-#define REAL double
-#define REF(name) reference64_##name
-#define MATH(name) name
-#include "reference_gpt.h"
-#define REAL float
-#define REF(name) reference32_##name
-#define MATH(name) name##f
-#include "reference_gpt.h"
-
-#include "../model/gpt.h"
+#include "reference_problem.h"
 
 static const double FLOOR = 8;
 static Stream *stream; /* of ops_cpu, for all tests */
 /* beta1, beta2, epsilon, weight decay, clip; the reference's AdamW has the first three by itself. */
 static const AdamW settings = {0.9f, 0.95f, 1e-8f, 0.1f, 1};
-
-/* ---- a problem: weights and tokens, in both precisions ---- */
-typedef struct Problem {
-    RefShape shape;
-    RefTable table;
-    double *parameters64; /* the float ones, exactly */
-    float *parameters32;
-    int32_t *tokens, *targets; /* (B, T) */
-} Problem;
-
-static Problem problem_new(RefShape shape) {
-    Problem problem = {.shape = shape, .table = reference_table(&shape)};
-    const RefTable *table = &problem.table;
-    problem.parameters64 = reference64_numbers(table->total);
-    problem.parameters32 = reference32_numbers(table->total);
-    /* Far from the small initial weights: every part of the network then carries a gradient of its own size.
-     * Matrices keep their input's size (spread 1/sqrt(in)), the head's logits spread over about +-5. */
-    for (size_t k = 0; k < table->count; k++) {
-        const RefTensor *tensor = &table->tensor[k];
-        const bool fc_out = strstr(tensor->name, "mlp.c_proj.weight") != NULL;
-        double spread = tensor->decay ? 1 / sqrt((double)(fc_out ? 4 * shape.C : shape.C)) : 0.1;
-        if (k == 0 || (k == 1 && !shape.rotary)) spread = 2 / sqrt((double)shape.C);
-        for (size_t i = tensor->offset; i < tensor->offset + tensor->size; i++) {
-            problem.parameters32[i] = (float)((tensor->gain ? 1 : 0) + spread * reference_normal(1, i));
-            problem.parameters64[i] = (double)problem.parameters32[i];
-        }
-    }
-    const size_t rows = shape.B * shape.T;
-    problem.tokens = (int32_t *)reference_allocate(rows, sizeof(int32_t));
-    problem.targets = (int32_t *)reference_allocate(rows, sizeof(int32_t));
-    for (size_t r = 0; r < rows; r++) {
-        problem.tokens[r] = (int32_t)(reference_uniform(2, r) * (double)shape.V);
-        problem.targets[r] = (int32_t)(reference_uniform(3, r) * (double)shape.V);
-    }
-    /* The last id of the vocabulary, beside the padding, and the same token again. */
-    problem.tokens[0] = problem.targets[rows - 1] = (int32_t)shape.V - 1;
-    problem.tokens[rows - 1] = problem.tokens[0];
-    return problem;
-}
-
-static void problem_free(Problem *problem) {
-    free(problem->table.tensor), free(problem->parameters64), free(problem->parameters32);
-    free(problem->tokens), free(problem->targets);
-}
 
 /* ---- what the two references say of it ---- */
 typedef struct Answer {
@@ -81,20 +28,8 @@ typedef struct Answer {
     double loss_bound; /* a mean is off by at most the largest error of its terms */
 } Answer;
 
-/* The largest |a - ref|; infinity where a is not finite. */
-static double largest_error(const double *ref, const float *a, size_t n) {
-    double largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (!isfinite(a[i])) return INFINITY;
-        if (fabs((double)a[i] - ref[i]) > largest) largest = fabs((double)a[i] - ref[i]);
-    }
-    return largest;
-}
-
 static double bound_of(const double *ref, const float *plain, size_t n) {
-    double largest = 0;
-    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs(ref[i]));
-    return 2 * largest_error(ref, plain, n) + FLOOR * UNIT_ROUNDOFF * largest;
+    return 2 * largest_error(ref, plain, n) + FLOOR * UNIT_ROUNDOFF * largest_of(ref, n);
 }
 
 static Answer answer_new(const Problem *problem, uint64_t step) {
@@ -128,14 +63,6 @@ static GptSetup setup_of(const RefShape *shape, const Attention *attention, size
     return setup;
 }
 
-/* The row of the program's table with a name; the table's length where there is none. */
-static size_t find_row(const Gpt *gpt, const char *name) {
-    size_t count = 0, i = 0;
-    const Parameter *table = gpt_table(gpt, &count);
-    while (i < count && strcmp(table[i].name, name) != 0) i++;
-    return i;
-}
-
 /* A new Gpt with the problem's weights; NULL (and a failed check) where it cannot be made. */
 static Gpt *model_new(const Problem *problem, const Attention *attention, size_t B, bool training,
                       size_t cache_B) {
@@ -153,14 +80,6 @@ static Gpt *model_new(const Problem *problem, const Attention *attention, size_t
             gpt_set(gpt, GPT_WEIGHTS, row, problem->parameters32 + problem->table.tensor[k].offset);
     }
     return gpt;
-}
-
-/* The whole of a buffer in the reference's order, padding left out; to be freed. */
-static float *buffer_new(Gpt *gpt, const RefTable *table, GptBuffer buffer) {
-    float *all = reference32_numbers(table->total);
-    for (size_t k = 0; k < table->count; k++)
-        gpt_get(gpt, buffer, find_row(gpt, table->tensor[k].name), all + table->tensor[k].offset);
-    return all;
 }
 
 /* Gradients of the whole problem, taken `micro` sequences at once. Loss and gradients against the answer. */
@@ -336,13 +255,6 @@ static double distance(const double *ref, const float *a, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += ((double)a[i] - ref[i]) * ((double)a[i] - ref[i]);
     return sqrt(sum);
-}
-
-/* NaN where an element is not a number, and then no bound holds. */
-static double mean_error(const double *ref, const float *a, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += fabs((double)a[i] - ref[i]) / (double)n;
-    return sum;
 }
 
 /* Twenty steps, each on tokens of its own. Adam divides a gradient g by its own size, so that g's rounding d
