@@ -62,21 +62,28 @@ static void make_printable(char *text) {
     bytes[out] = 0;
 }
 
-/* Formats into a buffer of its own first, since the arguments may point into err->text. A text that is
- * too long ends in "...", cut before a whole character. */
+/* Formats into memory of its own first, since the arguments may point into err->text. Of a text that is too long
+ * the middle gives way, cut before whole characters: that is where long paths stand, and the reason and what to do
+ * come last. */
 static void error_format(Error *err, const char *format, va_list arguments) {
-    char text[2 * sizeof err->text];
-    if (vsnprintf(text, sizeof text, format, arguments) < 0)
-        snprintf(text, sizeof text, "an error whose text could not be put together (%.200s)", format);
+    static const char gap[] = "...";
+    va_list again;
+    va_copy(again, arguments);
+    const int length = vsnprintf(NULL, 0, format, arguments);
+    char *text = length < 0 ? xformat("an error whose text could not be put together (%.200s)", format)
+                            : xmalloc((size_t)length + 1);
+    if (length >= 0) vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
     make_printable(text);
-    size_t size = strlen(text);
-    if (size >= sizeof err->text) {
-        size = sizeof err->text - sizeof "...";
-        while (size > 0 && ((unsigned char)text[size] & 0xC0) == 0x80) size--;
-        memcpy(text + size, "...", sizeof "...");
-        size += 3;
+    const size_t size = strlen(text), most = sizeof err->text - 1;
+    size_t begin = size, end = size; /* the bytes between go */
+    if (size > most) {
+        begin = (most - strlen(gap)) / 2, end = size - begin;
+        while (((unsigned char)text[begin] & 0xC0) == 0x80) begin--;
+        while (((unsigned char)text[end] & 0xC0) == 0x80) end++;
     }
-    memcpy(err->text, text, size + 1);
+    snprintf(err->text, sizeof err->text, "%.*s%s%s", (int)begin, text, begin < size ? gap : "", text + end);
+    free(text);
 }
 
 bool error_set(Error *err, const char *format, ...) {

@@ -35,7 +35,7 @@ typedef struct Error {
     char text[1024];
 } Error;
 
-/* Writes the text (cut to fit; err may be NULL) and returns false, so that a caller can
+/* Writes the text (its middle cut to fit; err may be NULL) and returns false, so that a caller can
  * `return error_set(err, "...")`. Control bytes and invalid UTF-8 that come in through %s are
  * shown as ?, so that an error is always one printable line. */
 bool error_set(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
