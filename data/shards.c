@@ -581,10 +581,9 @@ uint32_t shards_identity(const Shards *s) {
     return s->identity;
 }
 
-/* The kept descriptor, or a new one of the same file. */
+/* The kept descriptor, or a new one, of the same file as it was when its blocks' checks began. */
 static int shard_descriptor(const Shard *shard, Error *err) {
-    if (shard->fd >= 0) return shard->fd;
-    const int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = shard->fd >= 0 ? shard->fd : open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         error_set(err, "cannot open shard '%s' again: %s", shard->path, strerror(errno));
         return -1;
@@ -594,7 +593,7 @@ static int shard_descriptor(const Shard *shard, Error *err) {
         (uint64_t)info.st_size != shard->file_size || info.st_mtim.tv_sec != shard->modified.tv_sec ||
         info.st_mtim.tv_nsec != shard->modified.tv_nsec) {
         error_set(err, "shard '%s' was changed or replaced while in use; start again", shard->path);
-        close(fd);
+        if (fd != shard->fd) close(fd);
         return -1;
     }
     return fd;
