@@ -24,7 +24,8 @@ enum {
     HEADER_ENTRY_BYTES = 256,      /* a tensor's entry in the header at most: the name has 64 */
     SMALL_FILES_BYTES = 64 * 1024, /* config.json, state.json, MANIFEST, and what file systems round up */
     JSON_FILE_MAX = 1 << 20,
-    BLOCK_ELEMENTS = 64 * 1024 /* read at a time */
+    BLOCK_ELEMENTS = 64 * 1024, /* read at a time */
+    FIND_TRIES = 20             /* while checkpoints come and go */
 };
 
 static const char weights_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
@@ -833,7 +834,7 @@ bool checkpoint_load(const char *path, Gpt *gpt, TrainState *state, Error *err) 
     const GptConfig *ours = &gpt_setup(gpt)->config;
     GptConfig config;
     if (!check_folder(path, state != NULL, err) || !read_config(path, &config, err)) return false;
-    /* Shapes, which are compared below, do not tell these two. */
+    /* Shapes, which are compared below, do not tell these. */
     if (config.heads != ours->heads || config.position != ours->position)
         return error_set(
             err,
@@ -841,6 +842,13 @@ bool checkpoint_load(const char *path, Gpt *gpt, TrainState *state, Error *err) 
             "checkpoint's -heads and -position",
             path, config_name, config.heads, config.position == POSITION_ROTARY ? "rotary" : "learned",
             ours->heads, ours->position == POSITION_ROTARY ? "rotary" : "learned");
+    /* Training that goes on does so with these. */
+    if (state && (config.ctx != ours->ctx || config.dropout != ours->dropout))
+        return error_set(
+            err,
+            "%s/%s says a ctx of %zu and a dropout of %g, the run's settings say %zu and %g; put "
+            "into its run.json what it was trained with",
+            path, config_name, config.ctx, (double)config.dropout, ours->ctx, (double)ours->dropout);
     if (state && !checkpoint_read_state(path, state, err)) return false;
 
     /* Both files pass every check before the first number moves. */
@@ -913,19 +921,16 @@ static bool is_good(const StepFolder *folder, TrainState *state, Error *err) {
 
 /* Newest to oldest, passing over the damaged ones; the first good one, or with `lowest` that with the lowest
  * held-out loss (of equal ones the newest). */
-static char *find_checkpoint(const char *checkpoints, bool lowest, Buffer *passed_over, Error *err) {
-    StepFolder *steps;
-    size_t count, found = SIZE_MAX;
-    if (!list_steps(checkpoints, &steps, &count, err)) return NULL;
+static char *find_among(const StepFolder *steps, size_t count, const char *checkpoints, bool lowest,
+                        Buffer *passed_over, Error *err) {
+    size_t found = SIZE_MAX;
     double best = INFINITY;
     Error reason = {{0}};
     for (size_t i = 0; i < count && (lowest || found == SIZE_MAX); i++) {
         TrainState state;
         if (!is_good(&steps[i], &state, &reason)) {
-            if (passed_over) {
-                buffer_append_text(passed_over, reason.text);
-                buffer_append_text(passed_over, "\n");
-            }
+            buffer_append_text(passed_over, reason.text);
+            buffer_append_text(passed_over, "\n");
         } else if (found == SIZE_MAX || state.eval_loss < best) { /* NaN is below nothing */
             found = i;
             best = isnan(state.eval_loss) ? INFINITY : state.eval_loss;
@@ -937,8 +942,39 @@ static char *find_checkpoint(const char *checkpoints, bool lowest, Buffer *passe
     else if (!path)
         error_set(err, "all %zu checkpoints in %s are damaged, the oldest so: %s; give another run", count,
                   checkpoints, reason.text);
-    free_steps(steps, count);
     return path;
+}
+
+static bool same_steps(const StepFolder *a, size_t a_count, const StepFolder *b, size_t b_count) {
+    bool same = a_count == b_count;
+    for (size_t i = 0; i < a_count && same; i++) same = strcmp(a[i].path, b[i].path) == 0;
+    return same;
+}
+
+/* Where the run is being trained, what was listed may be gone or half removed when it is read: then there are
+ * newer ones, and those are listed anew. */
+static char *find_checkpoint(const char *checkpoints, bool lowest, Buffer *passed_over, Error *err) {
+    StepFolder *steps, *now;
+    size_t count, now_count;
+    char *found = NULL;
+    if (!list_steps(checkpoints, &steps, &count, err)) return NULL;
+    for (int tries = 0; tries < FIND_TRIES; tries++) {
+        Buffer damaged = {0};
+        found = find_among(steps, count, checkpoints, lowest, &damaged, err);
+        bool settled = (found && damaged.size == 0) || tries + 1 == FIND_TRIES;
+        if (!settled && list_steps(checkpoints, &now, &now_count, NULL)) {
+            settled = same_steps(steps, count, now, now_count);
+            free_steps(steps, count);
+            steps = now, count = now_count;
+        }
+        if (settled && passed_over) buffer_append(passed_over, damaged.data, damaged.size);
+        buffer_free(&damaged);
+        if (settled) break;
+        free(found);
+        found = NULL;
+    }
+    free_steps(steps, count);
+    return found;
 }
 
 char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err) {

@@ -4,6 +4,8 @@
 
 #include "../model/checkpoint.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -402,6 +404,61 @@ TEST(best_and_newest) {
     CHECK(is_named(checkpoint_newest(at("choice"), &passed_over, &err), "step-100000000"));
     CHECK(passed_over.size == 0);
     buffer_free(&passed_over);
+    gpt_free(gpt);
+}
+
+/* What happens once a folder has been listed, before what is in it is read. */
+static void (*after_list)(void);
+
+#if defined(__linux__)
+int closedir(DIR *listed) {
+    int (*real)(DIR *);
+    *(void **)&real = dlsym(RTLD_NEXT, "closedir");
+    const int status = real(listed);
+    void (*const then)(void) = after_list;
+    after_list = NULL;
+    if (then) then();
+    return status;
+}
+
+static void train_on(void) {
+    CHECK(rename(at("passing/step-00000001"), at("passing/step-00000002")) == 0);
+}
+#endif
+
+/* A run that is being trained keeps its newest one: the one that was listed is gone, and not damaged. */
+TEST(found_while_they_come_and_go) {
+#if defined(__linux__)
+    Gpt *gpt = model_new(small);
+    for (int lowest = 0; lowest < 2; lowest++) {
+        CHECK(folder_remove(at("passing"), &err));
+        save(at("passing"), gpt, 1, NAN);
+        Buffer damaged = {0};
+        after_list = train_on;
+        char *found = (lowest ? checkpoint_best : checkpoint_newest)(at("passing"), &damaged, &err);
+        CHECK_MSG(found, "%s", err.text);
+        CHECK(is_named(found, "step-00000002") && damaged.size == 0);
+        buffer_free(&damaged);
+    }
+    gpt_free(gpt);
+#endif
+}
+
+/* Training goes on with the ctx and the dropout that it had; who only uses a model may have others. */
+TEST(what_a_run_goes_on_with) {
+    Gpt *gpt = model_new(small);
+    save(at("on"), gpt, 1, NAN);
+    GptConfig longer = small, wetter = small;
+    longer.ctx = 2 * small.ctx, wetter.dropout = 0.5f;
+    const GptConfig others[] = {longer, wetter};
+    for (size_t i = 0; i < 2; i++) {
+        Gpt *other = model_new(others[i]);
+        TrainState state;
+        CHECK(!checkpoint_load(at("on/step-00000001"), other, &state, &err));
+        CHECK_MSG(says("ctx of 12 and a dropout of 0.1") && says("run.json"), "%s", err.text);
+        CHECK(checkpoint_load(at("on/step-00000001"), other, NULL, &err));
+        gpt_free(other);
+    }
     gpt_free(gpt);
 }
 
@@ -1144,6 +1201,8 @@ int main(int argc, char **argv) {
     RUN(damage_is_found);
     RUN(nothing_good_is_said);
     RUN(best_and_newest);
+    RUN(found_while_they_come_and_go);
+    RUN(what_a_run_goes_on_with);
     RUN(prune_keeps_what_matters);
     RUN(saved_twice);
     RUN(crash_while_saved_twice);
