@@ -154,10 +154,10 @@ bool is_auto(int64_t value);                                   /* a setting that
 bool names_shards(const char *path);                           /* "tokens/train-*.bin": shards, not text */
 bool check_path(App *app, const char *flag, const char *path); /* there is what the user named */
 void note_passed_over(App *app, Buffer *damaged);              /* checkpoints, a line each; emptied */
-bool take_run_settings(App *app);  /* -resume: the run's settings and its checkpoint */
-bool share_run_settings(App *app); /* the same on every rank */
-bool settle_settings(App *app);    /* what is left to choose and needs no look at the data */
-bool settle_rates(App *app);       /* the learning rates, once the model's width is known */
+bool take_run_settings(App *app, bool to_train); /* -resume: the run's settings and its checkpoint */
+bool share_run_settings(App *app);               /* the same on every rank */
+bool settle_settings(App *app);                  /* what is left to choose and needs no look at the data */
+bool settle_rates(App *app);                     /* the learning rates, once the model's width is known */
 
 /* ---- start.c: device, tokenizer, model, data; tables of them ---- */
 
@@ -165,8 +165,10 @@ bool open_device(App *app);                      /* this process's */
 bool open_devices(App *app);                     /* one for each rank */
 bool load_tokenizer(App *app, const char *path); /* of a run, a checkpoint or a merges file */
 char *find_model(App *app, const char *path);    /* the checkpoint that -load means; to be freed */
-bool take_model(App *app);                       /* shape and tokenizer of app->model */
-GptConfig model_config(const App *app);          /* what the settings say */
+/* Picks another app->model for `path` where that one went meanwhile; false: there is no other, or enough were. */
+bool pick_again(App *app, const char *path, int *tries);
+bool take_model(App *app);              /* shape and tokenizer of app->model */
+GptConfig model_config(const App *app); /* what the settings say */
 AttentionShape attention_shape(const GptSetup *setup);
 bool plan_model(App *app, bool training, size_t rows); /* a kernel and a memory plan; rows at once at most */
 bool make_model(App *app);                             /* what was planned */

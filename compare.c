@@ -67,7 +67,8 @@ static bool folder_is_empty(const char *path, Error *err) {
            error_set(err, "folder %s is not empty; name a new one for the comparison with -run", path);
 }
 
-char *compare_folder(const char *path, Error *err) {
+char *compare_folder(const char *path, bool *made, Error *err) {
+    *made = !path || !folder_exists(path);
     if (path) {
         const bool done = folder_make(path, err) && folder_is_empty(path, err);
         return done ? xstrdup(path) : NULL;

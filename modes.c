@@ -52,13 +52,14 @@ bool compare_backends(App *app) {
     app->report = stdout;
     app->in_place = isatty(STDOUT_FILENO);
     bool done = settle_settings(app) && find_inputs(app) && plan_backends(app, &comparison);
-    char *folder = done ? compare_folder(o->run, &app->err) : NULL;
+    bool made = false;
+    char *folder = done ? compare_folder(o->run, &made, &app->err) : NULL;
     char *tokens = folder && !names_shards(o->data) ? xformat("%s/tokens", folder) : NULL;
     done = folder && (!tokens || make_tokens(app, tokens));
     if (!done && stop_requested()) app->code = 128 + stop_requested();
     if (folder && !done) { /* text that cannot be used leaves nothing behind */
         folder_remove(tokens, NULL);
-        rmdir(folder);
+        if (made) rmdir(folder);
     }
     if (done) {
         finish_line(app);
@@ -103,12 +104,17 @@ static bool load_model(App *app, size_t rows, const char **from) {
     const Options *o = &app->options;
     if (!settle_settings(app)) return false;
     *from = o->load ? o->load : o->run;
-    if (!*from) *from = app->newest_run = run_newest(&app->err);
+    if (!*from) *from = app->newest_run = run_newest(true, &app->err);
     if (*from) app->model = find_model(app, *from);
-    if (!app->model || !take_model(app) || !open_device(app)) return false;
+    int tries = 0;
+    if (!app->model) return false;
+    while (!take_model(app))
+        if (!pick_again(app, *from, &tries)) return false;
+    if (!open_device(app)) return false;
     if (rows == 0) rows = o->ctx < MICRO_TOKENS ? MICRO_TOKENS / (size_t)o->ctx : 1;
     if (!plan_model(app, false, rows) || !make_model(app)) return false;
-    if (!checkpoint_load(app->model, app->gpt, NULL, &app->err)) return false;
+    while (!checkpoint_load(app->model, app->gpt, NULL, &app->err))
+        if (!pick_again(app, *from, &tries)) return false;
     say(app, "model %s: %s parameters", app->model, commas(gpt_parameter_count(&app->setup.config)).text);
     return true;
 }
@@ -157,11 +163,17 @@ static bool open_heldout_of_run(App *app, const char *from) {
     char *run = folder_exists(checkpoints) ? xstrdup(from)
                                            : xformat("%s/../..", from); /* RUN/checkpoints/step-N */
     char *tokens = xformat("%s/tokens", run), *pattern = xformat("%s/heldout-*.bin", tokens);
-    json_t *settings = run_read_settings(run, &app->err);
+    char *file = xformat("%s/run.json", run);
+    json_t *settings = NULL;
+    if (!file_exists(file))
+        error_set(&app->err,
+                  "%s is in no run that would say what its held-out side is; name one with -heldout", from);
+    else if (!(settings = run_read_settings(run, &app->err)))
+        error_prefix(&app->err, "the held-out side of %s is not known; name one with -heldout", from);
     const char *elsewhere = json_string_value(json_object_get(settings, "heldout"));
     if (settings)
         app->heldout = shards_open(names_shards(elsewhere) ? elsewhere : pattern, app->bpe, &app->err);
-    else error_prefix(&app->err, "no held-out side is known; name one with -heldout");
+    free(file);
     app->has_facts = app->heldout && !names_shards(elsewhere) && data_read_facts(tokens, &app->facts, NULL);
     json_decref(settings);
     free(pattern);
@@ -309,7 +321,7 @@ bool decode_stdin(App *app) {
 
 bool print_config(App *app) {
     /* A model that is loaded would bring its width: no file is read here, and what hangs on it stays open. */
-    if (!take_run_settings(app) || !settle_settings(app) || (!app->options.load && !settle_rates(app)))
+    if (!take_run_settings(app, false) || !settle_settings(app) || (!app->options.load && !settle_rates(app)))
         return false;
     json_t *settings = options_to_json(&app->options);
     json_dumpf(settings, stdout, JSON_INDENT(2));

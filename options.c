@@ -594,6 +594,25 @@ static bool resume_option(Options *options, const Option *option, const char *ke
     return done;
 }
 
+bool options_complete(const json_t *settings, const char *path, Error *err) {
+    bool model = false;
+    for (int pass = 0; pass < 2; pass++)
+        for (const Option *option = table; option < table + OPTIONS; option++) {
+            char key[NAME_BYTES];
+            json_key(option, key);
+            const bool of_tokens = option->group == DATA || strcmp(key, "seed") == 0;
+            if (option->keep != FIXED && option->keep != UPWARD) continue;
+            if (json_object_get(settings, key)) model = model || !of_tokens;
+            else if (pass == 1 && (model || of_tokens))
+                return error_set(
+                    err,
+                    "%s lacks \"%s\", which belongs to the run as long as it lives; put it back, "
+                    "or start a new run",
+                    path, key);
+        }
+    return true;
+}
+
 bool options_resume(Options *options, json_t *settings, Error *err) {
     if (!json_is_object(settings)) return error_set(err, "a run's settings: expected a JSON object");
     for (const Option *option = table; option < table + OPTIONS; option++) {

@@ -71,6 +71,9 @@ json_t *options_to_json(const Options *options);
  * that may only be raised, and is lower) is refused with both values. Settings are held to the same types and ranges as flags; a key that is missing
  * leaves the option as it is, and a key that is no option is passed over. */
 bool options_resume(Options *options, json_t *settings, Error *err);
+/* Whether the settings of a run, from the file `path`, hold all that belongs to it as long as it lives: that of
+ * its tokens, and where anything of a model is in them all of that. */
+bool options_complete(const json_t *settings, const char *path, Error *err);
 
 #ifdef __cplusplus
 }

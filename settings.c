@@ -132,23 +132,33 @@ bool names_shards(const char *path) {
     return size >= 4 && strcmp(path + size - 4, ".bin") == 0;
 }
 
-/* -resume: takes the run's settings where there is a run, and finds the checkpoint to go on with. */
-bool take_run_settings(App *app) {
+/* -resume: takes the run's settings where there is a run, and finds the checkpoint to go on with. To train, under
+ * the run's lock, so that no other process goes on with it meanwhile. */
+bool take_run_settings(App *app, bool to_train) {
     Options *o = &app->options;
+    bool there, done = true;
     if (!o->resume) return true;
     if (!o->run) {
-        app->newest_run = run_newest(&app->err);
+        app->newest_run = run_newest(false, &app->err);
         if (!app->newest_run) return false;
         o->run = app->newest_run;
     }
+    if (!run_look(o->run, RUN_RESUME, &there, &app->err)) return false;
+    if (!there) return true;
+    if (to_train) {
+        app->run = run_open(o->run, RUN_RESUME, &there, &app->err);
+        if (!app->run || !there) return app->run != NULL; /* it went meanwhile, and a new one begins */
+    }
     char *file = xformat("%s/run.json", o->run), *checkpoints = xformat("%s/checkpoints", o->run);
-    bool done = true;
-    if (file_exists(file)) {
+    if (!file_exists(file)) {
+        done = error_set(
+            &app->err, "%s holds a run without run.json, which cannot go on; start over with -force", o->run);
+    } else {
         app->settings = run_read_settings(o->run, &app->err);
-        done = app->settings != NULL;
+        done = app->settings && options_complete(app->settings, file, &app->err);
         if (done && !options_resume(o, app->settings, &app->err)) app->code = EXIT_USAGE, done = false;
     }
-    if (done && app->settings && folder_exists(checkpoints)) {
+    if (done && folder_exists(checkpoints)) {
         Buffer damaged = {0};
         app->resume_from = checkpoint_newest(checkpoints, &damaged, &app->err);
         /* None yet is no failure: the run stopped before its first. None that is good is one. */
@@ -164,7 +174,7 @@ bool take_run_settings(App *app) {
 /* The same on every rank: rank 0 reads. */
 bool share_run_settings(App *app) {
     Options *o = &app->options;
-    if (!all_ranks(app, !leads(app) || take_run_settings(app))) return false;
+    if (!all_ranks(app, !leads(app) || take_run_settings(app, !app->options.dry_run))) return false;
     if (app->ranks.count == 1) return true;
     json_t *ours = leads(app) ? json_pack("{s:s?, s:s?, s:O?}", "run", o->run, "resume_from",
                                           app->resume_from, "settings", app->settings)

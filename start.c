@@ -13,7 +13,8 @@
 
 enum {
     MIN_HELDOUT_STORIES = 1000, /* built-in ones: enough tokens for two digits behind the point */
-    STORIES_ASIDE = 8           /* STORIES_AT_ONCE elsewhere, where more gain little and take memory */
+    STORIES_ASIDE = 8,          /* STORIES_AT_ONCE elsewhere, where more gain little and take memory */
+    PICKS = 10                  /* of a model that is there to be read, while its run goes on */
 };
 
 /* ---- model: device, tokenizer, configuration ---- */
@@ -89,17 +90,35 @@ char *find_model(App *app, const char *path) {
     } else if (file_exists(config)) {
         found = xstrdup(path);
     } else {
-        char *compared = xformat("%s/compare.json", path);
+        char *compared = xformat("%s/compare.json", path), *run = xformat("%s/run.json", path);
         error_set(&app->err,
                   "%s holds no model: expected a run (checkpoints/) or a checkpoint (config.json); %s", path,
                   file_exists(compared) ? "of a comparison, name one of its runs (its folders)"
-                  : folder_exists(path) ? "train for longer or name another"
+                  : file_exists(run) ? "this run has not saved one: train it by -resume -run with that path"
+                  : folder_exists(path) ? "name the folder of one of these"
                                         : "check the path");
+        free(run);
         free(compared);
     }
     free(config);
     free(checkpoints);
     return found;
+}
+
+/* A checkpoint of a run that is being trained may go as soon as there is a newer one. Of one that is still what
+ * `path` means, the failure is told as it is. */
+bool pick_again(App *app, const char *path, int *tries) {
+    const Error cause = app->err;
+    char *other = ++*tries < PICKS ? find_model(app, path) : NULL;
+    const bool another = other && strcmp(other, app->model) != 0;
+    if (another) {
+        free(app->model);
+        app->model = other;
+    } else {
+        free(other);
+        app->err = cause;
+    }
+    return another;
 }
 
 /* A loaded model brings its shape; a flag that says otherwise is refused. */
@@ -318,24 +337,42 @@ bool write_settings(App *app) {
     return done;
 }
 
+static RunOpen way_to_open(const Options *o) {
+    return o->resume ? RUN_RESUME : o->force ? RUN_FORCE : RUN_NEW;
+}
+
+/* The run that begins; one that goes on is open since its settings were read. */
 static bool open_run(App *app) {
     const Options *o = &app->options;
-    bool resumed;
-    app->run = run_open(o->run, o->resume ? RUN_RESUME : o->force ? RUN_FORCE : RUN_NEW, &resumed, &app->err);
+    bool resumed = false;
+    if (app->settings) return true;
+    if (!app->run) app->run = run_open(o->run, way_to_open(o), &resumed, &app->err);
     if (!app->run) return false;
-    if (resumed && !app->settings)
-        return error_set(&app->err,
-                         "%s holds a run without run.json, which cannot go on; start over with -force",
+    if (resumed)
+        return error_set(&app->err, "another process has begun a run in %s meanwhile; start again",
                          run_path(app->run));
-    return app->settings || write_settings(app);
+    if (o->resume) note(app, "there is no run in %s to go on with; a new one starts", run_path(app->run));
+    return write_settings(app);
+}
+
+/* What open_run would refuse the folder for, without a change to it. */
+static bool look_at_run(App *app) {
+    const Options *o = &app->options;
+    bool found;
+    return app->settings || !o->run || run_look(o->run, way_to_open(o), &found, &app->err);
 }
 
 /* A start that failed before it trained leaves what was there before, so that the corrected one is not refused
  * for a folder or for settings that only the failed one has made. */
 void undo_start(App *app) {
     if (!app->run || app->state.step > 0 || app->saved) return;
-    if (app->settings) run_write_settings(app->run, app->settings, NULL);
-    else run_undo(app->run);
+    if (!app->settings) {
+        run_undo(app->run);
+        return;
+    }
+    json_t *now = run_read_settings(run_path(app->run), NULL);
+    if (!json_equal(now, app->settings)) run_write_settings(app->run, app->settings, NULL);
+    json_decref(now);
 }
 
 /* A run that goes on must find the tokens it was started with. */
@@ -477,7 +514,7 @@ static bool open_data(App *app) {
     char *merges = xformat("%s/merges.txt", folder);
     bool done;
     if (names_shards(o->data)) done = folder_make(folder, &app->err);
-    else done = file_exists(facts) || make_tokens(app, folder);
+    else done = (app->settings && file_exists(facts)) || make_tokens(app, folder);
     done = done &&
            (file_exists(merges) || file_replace(merges, app->merges.data, app->merges.size, &app->err));
     if (!names_shards(o->data)) {
@@ -655,8 +692,11 @@ bool find_inputs(App *app) {
                         check_path(app, "tokenizer", o->tokenizer) && check_apart(app));
     if (!found || (!app->stream && !open_devices(app)) || !find_tokenizer(app)) return false;
     if (o->load && !app->resume_from) {
+        int tries = 0;
         app->model = find_model(app, o->load);
-        if (!app->model || !take_model(app)) return false;
+        if (!app->model) return false;
+        while (!take_model(app))
+            if (!pick_again(app, o->load, &tries)) return false;
     }
     if (!settle_rates(app)) return false;
     return !names_shards(o->data) ||
@@ -681,12 +721,15 @@ bool lead_start(App *app) {
     const Options *o = &app->options;
     if (!find_inputs(app) || (!o->tokenize && !plan_model(app, true, share_of_batch(app)))) return false;
     if (o->dry_run)
-        return (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
+        return look_at_run(app) && (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
                memory_plan_process(&app->setup, &app->plan, &app->err);
     const bool done = open_run(app) && open_data(app);
     if (!done && stop_requested()) app->code = 128 + stop_requested();
     if (done) app->folder = xstrdup(run_path(app->run));
-    return done && (o->tokenize || plan_training(app));
+    if (!done || (!o->tokenize && !plan_training(app))) return false;
+    if (run_moved_aside(app->run))
+        say(app, "the old run %s is now %s", run_path(app->run), run_moved_aside(app->run));
+    return true;
 }
 
 /* The other ranks' way there: with rank 0's settings, on the tokens that it made or found. */

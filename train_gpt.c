@@ -92,7 +92,7 @@ static bool check_ranks(App *app) {
 
 /* ---- a training run ---- */
 
-static bool train(App *app) {
+static bool start_and_train(App *app) {
     const Options *o = &app->options;
     app->report = leads(app) ? stdout : app->report;
     /* mpirun gives its processes a terminal even where its own output goes into a file. */
@@ -113,6 +113,11 @@ static bool train(App *app) {
         if (done && leads(app)) print_tables(app);
         done = done && train_model(app);
     }
+    return done;
+}
+
+static bool train(App *app) {
+    const bool done = start_and_train(app);
     if (!done) undo_start(app);
     return done;
 }

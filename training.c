@@ -222,7 +222,7 @@ static void tell_trouble(App *app, Trouble kind, const char *text, const char *m
 }
 
 static void write_report(App *app) {
-    if (!leads(app)) return;
+    if (!leads(app) || !run_is_in_place(app->run, NULL)) return; /* of which save() tells */
     const bool done = report_write(run_path(app->run), &app->err);
     tell_trouble(app, REPORTING, done ? NULL : app->err.text, "");
 }
@@ -583,6 +583,7 @@ static bool save(App *app) {
     if (app->state.bad_steps >= MAX_BAD_STEPS)
         return error_set(&app->err, "step %" PRIu64 " was not finite, so that its model is not saved",
                          app->state.step);
+    if (!run_is_in_place(app->run, &app->err)) return false;
     TrainState state = app->state;
     if (is_best(&state)) state.best_loss = state.eval_loss, state.best_step = state.step;
     const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
@@ -673,7 +674,9 @@ static bool start_state(App *app) {
         app->saved = true, app->saved_step = app->state.step;
         say(app, "going on after step %s of %s", commas(app->state.step).text, app->resume_from);
     } else if (app->model) {
-        if (!checkpoint_load(app->model, app->gpt, NULL, &app->err)) return false;
+        int tries = 0;
+        while (!checkpoint_load(app->model, app->gpt, NULL, &app->err))
+            if (app->ranks.count > 1 || !pick_again(app, o->load, &tries)) return false;
     } else {
         gpt_init_weights(app->gpt, (uint64_t)o->seed);
     }

@@ -5,9 +5,12 @@
  * one name. A file system without locks (some network ones) is used unlocked. */
 #include "run.h"
 
+#include "shards.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +23,9 @@
 #define st_mtim st_mtimespec
 #endif
 
-/* All that a run folder holds at its top. */
-static const char *const entries[] = {"run.json", "log.jsonl",   "report.html",
-                                      "tokens",   "checkpoints", "lock"};
+/* All that a run folder holds at its top, in the order in which it is taken away. */
+static const char *const entries[] = {"checkpoints", "report.html", "log.jsonl",
+                                      "run.json",    "tokens",      "lock"};
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 struct Run {
@@ -30,6 +33,7 @@ struct Run {
     bool had[ENTRIES]; /* there before run_open */
     bool made;         /* the folder was not */
     char *moved_aside; /* where RUN_FORCE put the old run; NULL: there was none */
+    int folder;        /* kept open, so that no other folder gets its inode */
     int lock;
     int log; /* -1: not open yet */
     bool log_failing;
@@ -53,66 +57,185 @@ static bool holds(const char *folder, const char *name) {
 
 /* ---- opening ---- */
 
-typedef enum Content { EMPTY, A_RUN, OTHER } Content;
+/* What a folder holds; EMPTY, too, where there is nothing but what a start of ours that did not get far has left. */
+typedef enum Content { NO_FOLDER, EMPTY, A_RUN, OTHER } Content;
 
-/* What an existing folder holds. A folder with our lock but nothing of a run was begun by a process that
- * did not get far; it counts as empty. */
+enum { LOCK_BYTES = 32 }; /* at most: a process number and a newline */
+
+/* What a lock of ours holds: nothing yet, or a process number on a line. False for any other file. */
+static bool read_lock(int fd, char text[LOCK_BYTES + 1]) {
+    struct stat info;
+    memset(text, 0, LOCK_BYTES + 1);
+    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || info.st_size > LOCK_BYTES ||
+        pread(fd, text, LOCK_BYTES, 0) < 0)
+        return false;
+    const size_t digits = strspn(text, "0123456789");
+    return digits == 0 ? !*text : strcmp(text + digits, "\n") == 0;
+}
+
+/* Whether RUN/lock is a file that this program has written; *named: with the number of a process in it. */
+static bool is_our_lock(const char *path, bool *named) {
+    char *name = join(path, "lock"), text[LOCK_BYTES + 1];
+    const int fd = open(name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const bool ours = fd >= 0 && read_lock(fd, text);
+    *named = ours && *text;
+    if (fd >= 0) close(fd);
+    free(name);
+    return ours;
+}
+
+/* "run.json.tmp-123": what file_replace left that was killed. */
+static bool is_settings_leftover(const char *name) {
+    static const char begin[] = "run.json.tmp-";
+    const char *number = strncmp(name, begin, sizeof begin - 1) == 0 ? name + sizeof begin - 1 : "";
+    return *number && !number[strspn(number, "0123456789")];
+}
+
+/* Whether run_undo, or a start before it has written run.json, may have left this in a folder with a lock. */
+static bool is_leftover(const char *path, const char *name) {
+    char *entry = join(path, name);
+    struct stat info;
+    const bool there = lstat(entry, &info) == 0;
+    const bool ours = there &&
+                      (strcmp(name, "tokens") == 0 ? S_ISDIR(info.st_mode) && data_folder_is_ours(entry)
+                                                   : S_ISREG(info.st_mode) && is_settings_leftover(name));
+    free(entry);
+    return ours;
+}
+
 static bool folder_content(const char *path, Content *content, Error *err) {
     char **names;
-    size_t count;
+    size_t count, others = 0;
     if (!folder_names(path, &names, &count, err)) return false;
-    for (size_t i = 0; i < count; i++) free(names[i]);
+    bool named = false;
+    const bool locked = is_our_lock(path, &named);
+    for (size_t i = 0; i < count; i++) {
+        const bool ours = strcmp(names[i], "lock") == 0 ? locked : named && is_leftover(path, names[i]);
+        if (!ours) others++;
+        free(names[i]);
+    }
     free(names);
     if (holds(path, "run.json") || holds(path, "log.jsonl") || holds(path, "checkpoints")) *content = A_RUN;
-    else *content = count == 0 || holds(path, "lock") ? EMPTY : OTHER;
+    else *content = others == 0 ? EMPTY : OTHER;
     return true;
 }
 
-/* The locked descriptor of path/lock, or -1. The process number in it serves the message only, so that it need
- * not get there. */
-static int lock_folder(const char *path, Error *err) {
-    char *name = join(path, "lock"), pid[32] = {0};
-    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    bool ok = fd >= 0 || error_set(err, "cannot write into run folder '%s': %s", path, strerror(errno));
-    if (ok && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
-        const bool known = pread(fd, pid, sizeof pid - 1, 0) > 0;
-        pid[strspn(pid, "0123456789")] = 0;
-        ok = error_set(err,
-                       "run folder '%s' is in use by another process%s%s; wait for it or name another -run",
-                       path, known ? ", number " : "", pid);
+/* Of a folder that holds no run and counts as empty. */
+static bool remove_leftovers(const char *path, Error *err) {
+    char **names;
+    size_t count;
+    if (!folder_names(path, &names, &count, err)) return false;
+    bool ok = true;
+    for (size_t i = 0; i < count; i++) {
+        char *name = join(path, names[i]);
+        if (ok && strcmp(names[i], "lock") != 0) ok = folder_remove(name, err); /* a file, too */
+        free(name);
+        free(names[i]);
     }
-    if (ok) {
-        const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
-        if (ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)size, 0) != size) (void)!ftruncate(fd, 0);
-    }
-    if (!ok && fd >= 0) {
-        close(fd);
-        fd = -1;
-    }
-    free(name);
-    return fd;
+    free(names);
+    return ok;
 }
 
-/* Renames a run to PATH.old-1, or -2 ..., after making sure that nobody uses it; the new name, to be freed,
- * or NULL. */
-static char *move_aside(const char *path, Error *err) {
-    const int lock = lock_folder(path, err);
-    if (lock < 0) return NULL;
-    char *moved = NULL;
+/* The longest name within a run: what is written there must fit into a path. */
+static const char longest_inside[] = "/checkpoints/step-1099511627776.tmp-2147483647/optimizer.safetensors";
+
+/* What `path` holds, and whether a run may be begun or gone on with there. Changes nothing. */
+static bool look(const char *path, RunOpen how, Content *content, Error *err) {
+    struct stat info;
+    *content = NO_FOLDER;
+    if (!*path) return error_set(err, "the run folder's name is empty; name one with -run");
+    if (strlen(path) + sizeof longest_inside > PATH_MAX)
+        return error_set(err,
+                         "the run folder's path '%s' has %zu bytes, with which the files in it could not be "
+                         "written: expected at most %zu; name a shorter one with -run",
+                         path, strlen(path), PATH_MAX - sizeof longest_inside);
+    if (lstat(path, &info) == 0 && !folder_exists(path))
+        return error_set(err, "run folder '%s' is a file; name another -run", path);
+    if (!folder_exists(path)) return true;
+    if (!folder_content(path, content, err)) return false;
+    if (*content == OTHER)
+        return error_set(
+            err,
+            "folder '%s' is not empty and is no run (it has no run.json); name a new or an empty "
+            "folder with -run",
+            path);
+    if (*content == A_RUN && how == RUN_NEW)
+        return error_set(
+            err,
+            "folder '%s' holds a run; go on with it by -resume, start over by -force (it is then "
+            "moved aside), or name another -run",
+            path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (*content == A_RUN && how == RUN_FORCE && (strcmp(name, ".") == 0 || strcmp(name, "..") == 0))
+        return error_set(err,
+                         "run folder '%s' cannot be moved aside under that name; name the folder itself with "
+                         "-run, from outside of it",
+                         path);
+    return true;
+}
+
+static void let_go(Run *run) {
+    if (run->lock >= 0) close(run->lock);
+    if (run->folder >= 0) close(run->folder);
+    run->lock = run->folder = -1;
+}
+
+/* Whether a path (no link followed, if `itself`) still leads to what the descriptor is open on. */
+static bool is_same_file(int fd, const char *path, bool itself) {
+    struct stat open_one, named;
+    return fstat(fd, &open_one) == 0 && (itself ? lstat(path, &named) : stat(path, &named)) == 0 &&
+           open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
+}
+
+/* Opens and locks the folder and puts the process number into RUN/lock, which serves the message only, so that it
+ * need not get there. Nothing is written into a file that is not our lock, through a link least of all. */
+static bool take_lock(Run *run, Error *err) {
+    char *name = join(run->path, "lock"), text[LOCK_BYTES + 1];
+    run->folder = open(run->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (run->folder >= 0)
+        run->lock = open(name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     bool ok = true;
-    for (unsigned i = 1; ok && !moved; i++) {
-        char *old = xformat("%s.old-%u", path, i);
+    if (run->lock < 0 && errno != ELOOP) {
+        ok = error_set(err, "cannot write into run folder '%s': %s; check its permissions", run->path,
+                       strerror(errno));
+    } else if (run->lock < 0 || !read_lock(run->lock, text)) {
+        ok = error_set(err, "'%s' is not what a run puts there (a process number); move it away", name);
+    } else if (flock(run->lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        text[strspn(text, "0123456789")] = 0;
+        ok = error_set(err,
+                       "run folder '%s' is in use by another process%s%s; wait for it or name another -run",
+                       run->path, *text ? ", number " : "", text);
+    }
+    if (!ok) let_go(run);
+    free(name);
+    return ok;
+}
+
+static void write_process_number(const Run *run) {
+    char pid[LOCK_BYTES];
+    const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+    if (ftruncate(run->lock, 0) == 0 && pwrite(run->lock, pid, (size_t)size, 0) != size)
+        (void)!ftruncate(run->lock, 0);
+}
+
+/* Renames the run, which is locked, to PATH.old-1, or -2 ...; and leaves it unlocked. */
+static bool move_aside(Run *run, Error *err) {
+    bool ok = true;
+    for (unsigned i = 1; ok && !run->moved_aside; i++) {
+        char *old = xformat("%s.old-%u", run->path, i);
         struct stat info;
         if (lstat(old, &info)) {
-            if (rename(path, old))
-                ok = error_set(err, "cannot move the old run '%s' aside to '%s': %s", path, old,
-                               strerror(errno));
-            else moved = old;
+            if (rename(run->path, old))
+                ok = error_set(err,
+                               "cannot move the old run '%s' aside to '%s': %s; check the permissions of "
+                               "the folder that it is in, or name another -run",
+                               run->path, old, strerror(errno));
+            else run->moved_aside = old;
         }
-        if (!moved) free(old);
+        if (!run->moved_aside) free(old);
     }
-    close(lock);
-    return moved;
+    let_go(run);
+    return ok;
 }
 
 /* A new folder runs/YYYYMMDD-HHMMSS, with -2, -3 ... behind it where that exists; NULL on failure. */
@@ -134,38 +257,6 @@ static char *make_dated_folder(Error *err) {
     }
 }
 
-/* Makes sure that `path` is a folder in which this process may begin or go on with a run. */
-static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
-    const char *path = run->path;
-    struct stat info;
-    if (lstat(path, &info) == 0 && !folder_exists(path))
-        return error_set(err, "run folder '%s' is a file; name another -run", path);
-    if (!folder_exists(path)) return run->made = folder_make(path, err);
-    Content content;
-    if (!folder_content(path, &content, err)) return false;
-    if (content == OTHER)
-        return error_set(
-            err,
-            "folder '%s' is not empty and is no run (it has no run.json); name a new or an empty "
-            "folder with -run",
-            path);
-    for (size_t i = 0; i < ENTRIES; i++) run->had[i] = holds(path, entries[i]);
-    if (content == EMPTY) return true;
-    if (how == RUN_NEW)
-        return error_set(
-            err,
-            "folder '%s' holds a run; go on with it by -resume, start over by -force (it is then "
-            "moved aside), or name another -run",
-            path);
-    if (how == RUN_FORCE) {
-        memset(run->had, 0, sizeof run->had);
-        run->moved_aside = move_aside(path, err);
-        return run->made = run->moved_aside && folder_make(path, err);
-    }
-    *resumed = true;
-    return true;
-}
-
 /* Takes back that the folder was made, and an old run moved aside. rmdir leaves a folder that someone else has
  * put something into. */
 static void unmake_folder(const Run *run) {
@@ -174,29 +265,68 @@ static void unmake_folder(const Run *run) {
     if (run->moved_aside && lstat(run->path, &info)) rename(run->moved_aside, run->path);
 }
 
+/* Locks the folder, which is made where there is none, and finds out under the lock what it holds: what another
+ * process did before we had the lock counts. */
+static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
+    char *lock = join(run->path, "lock");
+    Content content = NO_FOLDER;
+    bool ok = true, had_lock = false;
+    while (ok && run->lock < 0) {
+        ok = look(run->path, how, &content, err);
+        had_lock = ok && holds(run->path, "lock");
+        if (ok && content == NO_FOLDER) run->made = ok = folder_make(run->path, err);
+        ok = ok && take_lock(run, err);
+        /* Moved aside or removed before it was locked: it is another one now, or none. */
+        if (ok && !(is_same_file(run->folder, run->path, false) && is_same_file(run->lock, lock, true)))
+            let_go(run);
+    }
+    if (ok && !look(run->path, how, &content, err)) {
+        if (!had_lock) unlink(lock);
+        ok = false;
+    }
+    free(lock);
+    if (!ok) return false;
+    if (content == A_RUN && how == RUN_FORCE)
+        return move_aside(run, err) && enter_folder(run, RUN_NEW, resumed, err);
+    write_process_number(run);
+    if (content == EMPTY && !remove_leftovers(run->path, err)) return false;
+    for (size_t i = 0; i < ENTRIES; i++)
+        run->had[i] = strcmp(entries[i], "lock") == 0 ? had_lock : holds(run->path, entries[i]);
+    *resumed = content == A_RUN;
+    return true;
+}
+
+/* As it is used: so that .old-1 is put behind the name. To be freed. */
+static char *without_slashes(const char *path) {
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/') size--;
+    return xformat("%.*s", (int)size, path);
+}
+
+bool run_look(const char *path, RunOpen how, bool *found, Error *err) {
+    char *trimmed = without_slashes(path);
+    Content content;
+    const bool ok = look(trimmed, how, &content, err);
+    *found = ok && content == A_RUN;
+    free(trimmed);
+    return ok;
+}
+
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     *resumed = false;
     Run *run = (Run *)xcalloc(1, sizeof *run);
-    run->lock = run->log = -1;
-    bool ok;
-    if (path) {
-        size_t size = strlen(path);
-        while (size > 1 && path[size - 1] == '/') size--; /* so that .old-1 is put behind the name */
-        run->path = xformat("%.*s", (int)size, path);
-        ok = size == 0 ? error_set(err, "the run folder's name is empty; name one with -run")
-                       : enter_folder(run, how, resumed, err);
-    } else {
-        run->path = make_dated_folder(err);
-        ok = run->made = run->path != NULL;
-    }
-    if (ok) run->lock = lock_folder(run->path, err);
-    if (run->lock >= 0) return run;
-    unmake_folder(run);
+    run->folder = run->lock = run->log = -1;
+    run->path = path ? without_slashes(path) : make_dated_folder(err);
+    if (!path) run->made = run->path != NULL;
+    if (run->path && enter_folder(run, how, resumed, err)) return run;
+    if (run->path) unmake_folder(run);
     run_close(run);
     return NULL;
 }
 
+/* run.json goes before the tokens, which are then known for left-overs, and the lock last, by which they are. */
 void run_undo(Run *run) {
+    if (!run_is_in_place(run, NULL)) return;
     for (size_t i = 0; i < ENTRIES; i++) {
         char *name = join(run->path, entries[i]);
         if (!run->had[i]) folder_remove(name, NULL); /* a file, too */
@@ -205,10 +335,20 @@ void run_undo(Run *run) {
     unmake_folder(run);
 }
 
+bool run_is_in_place(const Run *run, Error *err) {
+    return is_same_file(run->folder, run->path, false) ||
+           error_set(
+               err,
+               "the run folder that was at '%s' was moved or removed while in use: nothing is saved; its "
+               "checkpoints are where it was moved to; move it back, or go on with -resume -run and its "
+               "new path",
+               run->path);
+}
+
 void run_close(Run *run) {
     if (!run) return;
     if (run->log >= 0) close(run->log);
-    if (run->lock >= 0) close(run->lock);
+    let_go(run);
     free(run->moved_aside);
     free(run->path);
     free(run);
@@ -216,6 +356,10 @@ void run_close(Run *run) {
 
 const char *run_path(const Run *run) {
     return run->path;
+}
+
+const char *run_moved_aside(const Run *run) {
+    return run->moved_aside;
 }
 
 char *run_file(const Run *run, const char *name) {
@@ -238,7 +382,23 @@ static bool last_written(const char *path, struct timespec *when) {
     return false;
 }
 
-char *run_newest(Error *err) {
+/* A checkpoint, or what was moved aside while it is written again; not what a killed writer left. */
+static bool holds_model(const char *path) {
+    char *checkpoints = join(path, "checkpoints");
+    char **names = NULL;
+    size_t count = 0;
+    bool found = false;
+    if (folder_exists(checkpoints)) (void)folder_names(checkpoints, &names, &count, NULL);
+    for (size_t i = 0; i < count; i++) {
+        found = found || (strncmp(names[i], "step-", 5) == 0 && !strstr(names[i], ".tmp-"));
+        free(names[i]);
+    }
+    free(names);
+    free(checkpoints);
+    return found;
+}
+
+char *run_newest(bool with_model, Error *err) {
     char **names = NULL;
     size_t count = 0;
     if (folder_exists(runs_folder) && !folder_names(runs_folder, &names, &count, err)) return NULL;
@@ -248,7 +408,7 @@ char *run_newest(Error *err) {
         char *path = join(runs_folder, names[i]);
         struct timespec when;
         /* Of two at the same time, the later name. */
-        if (last_written(path, &when) &&
+        if (last_written(path, &when) && (!with_model || holds_model(path)) &&
             (!newest || when.tv_sec > newest_time.tv_sec ||
              (when.tv_sec == newest_time.tv_sec && when.tv_nsec >= newest_time.tv_nsec))) {
             free(newest);
@@ -260,13 +420,15 @@ char *run_newest(Error *err) {
     }
     free(names);
     if (!newest)
-        error_set(err, "there is no run under '%s/'; train one, or name a run with -load", runs_folder);
+        error_set(err, "there is no run under '%s/'%s; train one, or name a run with %s", runs_folder,
+                  with_model ? " that holds a model" : "", with_model ? "-load" : "-run");
     return newest;
 }
 
 /* ---- run.json ---- */
 
 bool run_write_settings(Run *run, const json_t *settings, Error *err) {
+    if (!run_is_in_place(run, err)) return false;
     char *text = json_dumps(settings, JSON_INDENT(2));
     if (!text) return error_set(err, "cannot write the settings of '%s' as JSON", run->path);
     char *path = run_file(run, "run.json"), *lines = xformat("%s\n", text);
@@ -334,8 +496,8 @@ json_t *run_text(const void *bytes, size_t size) {
 
 static bool log_write(Run *run, const Buffer *line, Error *err) {
     char *path = run_file(run, "log.jsonl");
-    bool ok = true;
-    if (run->log < 0) {
+    bool ok = run->log >= 0 || run_is_in_place(run, err);
+    if (ok && run->log < 0) {
         run->log = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
         if (run->log < 0) ok = error_set(err, "cannot open '%s': %s", path, strerror(errno));
     }

@@ -30,16 +30,24 @@ typedef enum RunOpen {
 /* Opens or makes the folder and locks it. path NULL: a new folder runs/YYYYMMDD-HHMMSS (with -2, -3 ...
  * behind it where that exists). Refused, with a line that says what to do: a folder that holds a run
  * (RUN_NEW), one in use by another process, one that is not empty and is no run, one that cannot be
- * written. *resumed tells whether a run was there (RUN_RESUME). */
+ * written. What it holds is found out under the lock; what an interrupted start has left counts as nothing and
+ * is removed. *resumed tells whether a run was there (RUN_RESUME). */
 Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err);
+/* Whether run_open would take the path, by what is there now; changes nothing. *found: a run is there. */
+bool run_look(const char *path, RunOpen how, bool *found, Error *err);
 void run_close(Run *run); /* unlocks; NULL is fine */
 /* For a start that failed: removes what was put into the folder since run_open, and the folder if run_open
  * made it; a run that RUN_FORCE moved aside is moved back. What was there before stays. Then run_close. */
 void run_undo(Run *run);
 const char *run_path(const Run *run);
 char *run_file(const Run *run, const char *name); /* RUN/name, to be freed */
-/* The newest run under runs/, to be freed; NULL with a line where there is none. */
-char *run_newest(Error *err);
+const char *run_moved_aside(const Run *run);      /* where RUN_FORCE put the old run; NULL: there was none */
+/* Whether the folder that was opened is still the one at run_path: it may be moved or removed meanwhile, and
+ * what is then written there would be lost. */
+bool run_is_in_place(const Run *run, Error *err);
+/* The newest run under runs/ (with_model: of those with a checkpoint), to be freed; NULL with a line where
+ * there is none. */
+char *run_newest(bool with_model, Error *err);
 
 /* run.json, written atomically; `settings` (an object) is borrowed. */
 bool run_write_settings(Run *run, const json_t *settings, Error *err);

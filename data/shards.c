@@ -1177,6 +1177,49 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err) {
     return ok;
 }
 
+/* A regular file that begins so; one that is being written may be empty yet. */
+static bool begins_with(const char *path, const char *text, size_t size) {
+    char begin[sizeof magic];
+    struct stat info;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    const bool plain = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    const ssize_t got = plain ? pread(fd, begin, size, 0) : -1;
+    if (fd >= 0) close(fd);
+    return got == 0 || (got == (ssize_t)size && memcmp(begin, text, size) == 0);
+}
+
+static bool is_our_file(const char *path, const char *name) {
+    static const char unfinished[sizeof magic] = {0}; /* the header is written last */
+    for (Side side = TRAIN; side < SIDES; side++) {
+        if (is_shard_name(name, side_names[side], false)) return begins_with(path, magic, sizeof magic);
+        if (is_shard_name(name, side_names[side], true))
+            return begins_with(path, magic, sizeof magic) || begins_with(path, unfinished, sizeof magic);
+    }
+    /* Written by file_replace: a name of its own until it is whole. */
+    const char *temporary = strstr(name, ".tmp-");
+    const size_t size = temporary ? (size_t)(temporary - name) : strlen(name);
+    if (temporary && (!temporary[5] || temporary[5 + strspn(temporary + 5, "0123456789")])) return false;
+    if (size == strlen(facts_name) && strncmp(name, facts_name, size) == 0) return begins_with(path, "{", 1);
+    static const char merges_name[] = "merges.txt", version[] = "#version";
+    return size == sizeof merges_name - 1 && strncmp(name, merges_name, size) == 0 &&
+           begins_with(path, version, sizeof version - 1);
+}
+
+bool data_folder_is_ours(const char *folder) {
+    char **names;
+    size_t count;
+    if (!folder_names(folder, &names, &count, NULL)) return false;
+    bool ours = true;
+    for (size_t i = 0; i < count; i++) {
+        char *path = xformat("%s/%s", folder, names[i]);
+        ours = ours && is_our_file(path, names[i]);
+        free(path);
+        free(names[i]);
+    }
+    free(names);
+    return ours;
+}
+
 /* Makes the folder, refuses one that is finished, removes what an interrupted process left. */
 static bool prepare_folder(const char *folder, Error *err) {
     if (!folder_make(folder, err)) return false;

@@ -88,6 +88,9 @@ Bpe *data_train_tokenizer(const DataSource *source, uint32_t vocab, Error *err);
  * threads; the same bytes for any number of them and any read size. */
 bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *folder, DataFacts *facts,
                        Error *err);
+/* Whether a folder holds nothing but what data_write_shards puts there, whole or interrupted, and the tokenizer's
+ * merges.txt: files of these names that begin as such files do. */
+bool data_folder_is_ours(const char *folder);
 /* Reads data.json back. */
 bool data_read_facts(const char *folder, DataFacts *facts, Error *err);
 

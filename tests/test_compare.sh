@@ -149,6 +149,9 @@ wrong_usage() {
     : >empty.txt
     refused 1 'empty' -compare naive,flash -data empty.txt -run emptied
     [ ! -e emptied ]
+    mkdir given
+    refused 1 'empty' -compare naive,flash -data empty.txt -run given
+    [ -d given ] # it was the user's
     refused 1 'not empty' -compare naive,flash $train -run both
 }
 

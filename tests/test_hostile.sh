@@ -154,6 +154,11 @@ in_use() {
         "$text -tokenize -run busy" "$small -steps 1 -run busy/" "-resume -run ./busy"; do
         refused 1 'busy.*in use by another process, number [0-9]\|busy.* holds a run' $mode || status=1
     done
+    # Nothing of it is read before it is locked.
+    mv busy/run.json settings
+    echo '{' > busy/run.json
+    refused 1 'busy.*in use by another process, number [0-9]' -resume -run busy || status=1
+    mv settings busy/run.json
     cp busy/log.jsonl before
     kill -TERM $process
     wait $process || [[ $? == 143 ]] || status=1
@@ -195,6 +200,25 @@ not_a_run() {
     done_with -generate -load linked
 }
 run_as 'folders that are no run' not_a_run
+
+# Paths of about as many bytes as a path may have, and as many as an error takes.
+long_paths() {
+    local folder path=. length
+    folder=$(printf 'a%.0s' $(seq 199))
+    while ((${#path} < 3990)); do path+=/$folder; done
+    for length in 4030 4050; do
+        printf -v folder '%*s' $((length - ${#path} - 1)) ''
+        refused 1 "has $length bytes, .*; name a shorter one with -run" $small -steps 1 -run "$path/${folder// /b}"
+    done
+    [[ ! -e ${path:0:200} ]]
+    path=${path:0:1002}
+    refused 1 'there is no file or folder .*; check the path' $small -steps 1 -run never -data "$path"
+    mkdir -p "$path"
+    echo mine > "$path/mine"
+    refused 1 'is not empty and is no run .*; name a new or an empty folder with -run' $small -steps 1 -run "$path"
+    rm -r "${path:0:201}"
+}
+run_as 'long paths' long_paths
 
 # Each thing in a run, replaced by what it is not. Nothing crashes, and what cannot be used is named.
 damaged_run() {

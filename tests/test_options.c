@@ -261,6 +261,39 @@ TEST(resuming) {
     json_decref(settings);
 }
 
+/* What belongs to a run is there, or it does not go on; what may change may be missing. */
+TEST(settings_that_lack_something) {
+    CHECK(parse("-steps 5"));
+    json_t *all = options_to_json(&options), *value;
+    const char *key;
+    CHECK(options_complete(all, "r/run.json", &err));
+    static const char *const fixed[] = {"data", "vocab",   "seed",  "layers",
+                                        "ctx",  "dropout", "steps", "beta2"};
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        json_t *fewer = json_copy(all);
+        json_object_del(fewer, fixed[i]);
+        CHECK_MSG(!options_complete(fewer, "r/run.json", &err), "without %s", fixed[i]);
+        CHECK_MSG(says("r/run.json lacks") && says(fixed[i]), "%s", err.text);
+        json_decref(fewer);
+    }
+    json_t *fewer = json_copy(all), *tokens = json_object();
+    json_object_del(fewer, "keep");
+    json_object_del(fewer, "threads");
+    CHECK(options_complete(fewer, "r/run.json", &err));
+    static const char *const of_tokens[] = {"data", "heldout", "tokenizer", "vocab", "stories", "seed"};
+    for (size_t i = 0; i < sizeof of_tokens / sizeof of_tokens[0]; i++)
+        json_object_set(tokens, of_tokens[i], json_object_get(all, of_tokens[i]));
+    CHECK(options_complete(tokens, "r/run.json", &err));
+    json_object_foreach(all, key, value) if (!json_object_get(tokens, key)) {
+        json_object_set(tokens, key, value);
+        break;
+    }
+    CHECK(!options_complete(tokens, "r/run.json", &err)); /* tokens, and one setting of a model */
+    json_decref(tokens);
+    json_decref(fewer);
+    json_decref(all);
+}
+
 TEST(hostile_settings) {
     static const char *const bad[] = {"[]",
                                       "3",
@@ -308,6 +341,7 @@ int main(int argc, char **argv) {
     RUN(help);
     RUN(json);
     RUN(resuming);
+    RUN(settings_that_lack_something);
     RUN(hostile_settings);
     return test_finish();
 }

@@ -362,6 +362,106 @@ failed_starts() {
     "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
+# A folder of the program's own that lost its run.json holds no run: its tokens are made anew.
+tokens_without_a_run() {
+    for how in '' -resume -force; do
+        rm -rf bare
+        "$program" -tokenize -data stories.txt -vocab 300 -run bare >/dev/null
+        rm bare/run.json
+        "$program" $train $how -run bare >out 2>err
+        cmp "$(model_of run 6)" "$(model_of bare 6)"
+    done
+    mkdir -p foreign/tokens
+    echo mine >foreign/tokens/train-00000.bin
+    echo 17 >foreign/lock
+    refused 1 'not empty and is no run' $train -run foreign
+    [ "$(cat foreign/tokens/train-00000.bin)" = mine ]
+}
+
+# What becomes of an old run, or that there is none, is said; a dry run refuses what the call itself would.
+ways_to_begin() {
+    cp -r run begun-again
+    "$program" $train -run begun-again -force >out 2>err
+    grep -q '^the old run begun-again is now begun-again.old-1$' out
+    [ ! -s err ]
+    "$program" $train -run mistyped -resume >out 2>err
+    grep -q '^train_gpt: note: there is no run in mistyped to go on with; a new one starts$' err
+    mkdir mine-alone
+    echo x >mine-alone/thesis
+    cp -r begun-again before
+    refused 1 'holds a run; go on' $train -run begun-again -dry-run
+    refused 1 'not empty and is no run' $train -run mine-alone -dry-run
+    refused 1 'not empty and is no run' $train -run mine-alone -dry-run -resume
+    refused 1 'from outside of it' $train -run begun-again/. -force
+    "$program" -resume -run begun-again -dry-run >out
+    "$program" $train -run begun-again -force -dry-run >out
+    diff -r before begun-again
+    [ "$(ls mine-alone)" = thesis ]
+}
+
+# What the run's settings lack, or say otherwise than the checkpoint, is no other training.
+settings_that_were_changed() {
+    cp -r run edited
+    sed -i 's/"ctx": 32/"ctx": 64/' edited/run.json
+    refused_to_go_on() { # CODE WORDS
+        ends_with "$1" "$program" -resume -run edited -steps 9
+        holds err "$2"
+        [ "$(newest edited)" = 6 ]
+    }
+    refused_to_go_on 1 'says a ctx of 32 .*the run.s settings say 64'
+    sed -i '/"ctx"/d' edited/run.json
+    refused_to_go_on 1 'edited/run.json lacks "ctx"'
+    cp run/run.json edited
+    sed -i 's/"dropout": 0.1[0-9]*/"dropout": 0.2/' edited/run.json
+    refused_to_go_on 1 'a dropout of 0.1, the run.s settings say .* 0.2'
+}
+
+# Moved away while it trains: nothing is made at the old place, and it goes on at the new one.
+moved_while_it_trains() {
+    "$program" -data stories.txt $small -steps 1000000 -eval-every 0 -checkpoint-every 1000000 -run leaving >out 2>err &
+    process=$!
+    until_step leaving 3
+    mv leaving left
+    stops TERM $process 1
+    [ "$(grep -c 'was moved or removed while in use.*its checkpoints are where it was moved to' err)" = 1 ]
+    lacks out 'saved'
+    lacks out 'go on'
+    [ ! -e leaving ]
+    "$program" -resume -run left -dry-run >out
+}
+
+# Using a model while its run trains and keeps none but the newest.
+used_while_it_trains() {
+    "$program" -data stories.txt $small -steps 1000000 -eval-every 0 -checkpoint-every 1 -keep 1 -run live >out 2>err &
+    process=$!
+    until_step live 3
+    status=0
+    for _ in 1 2 3 4 5 6 7 8; do
+        "$program" -generate -load live -sample-tokens 2 >story 2>told || { status=1; cat told; }
+    done
+    stops TERM $process 143
+    return $status
+}
+
+# Without -load it is the newest run that has a model; what has none is told what it is.
+newest_with_a_model() {
+    mkdir home
+    cd home
+    "$program" -data ../stories.txt $small -steps 1 -eval-every 0 -samples 0 >out
+    "$program" -tokenize -data ../stories.txt -vocab 300 -run runs/tokens >out
+    touch -d '+1 hour' runs/tokens/run.json
+    "$program" -generate -sample-tokens 3 >out 2>err
+    "$program" -evaluate >out 2>err
+    refused 1 'runs/tokens holds no model: .*has not saved one: train it by -resume' -generate -load runs/tokens
+    refused 1 'runs holds no model: .*; name the folder of one of these' -generate -load runs
+    # A checkpoint that was copied out of its run.
+    cp -r runs/2*/checkpoints/step-00000001 alone
+    ends_with 1 "$program" -evaluate -load alone
+    holds err 'alone is in no run that would say what its held-out side is; name one with -heldout$'
+    rm -r runs/2*
+    refused 1 "no run under 'runs/' that holds a model" -generate
+}
+
 heldout_is_not_trained_on() {
     ln -sf stories.txt symlink.txt
     ln -f stories.txt hardlink.txt
@@ -444,7 +544,8 @@ not_finite_ends_a_run() {
 for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
-    failed_starts heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    failed_starts tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
+    used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
     run_test $test
 done
 finish

@@ -5,7 +5,9 @@
 #include "../data/report.h"
 #include "../data/run.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -154,30 +156,206 @@ TEST(lock) {
     close(ready[1]);
 }
 
+/* What another process does in the moment before the lock is ours, once. */
+static void (*before_lock)(void);
+
+#if defined(__linux__)
+int flock(int fd, int operation) {
+    void (*const other)(void) = before_lock;
+    before_lock = NULL;
+    if (other) other();
+    int (*real)(int, int);
+    *(void **)&real = dlsym(RTLD_NEXT, "flock");
+    return real(fd, operation);
+}
+
+static void begin_a_run(void) {
+    settle(open_run(in_folder("slow"), RUN_NEW, false)); /* and is killed: a lock that is closed is none */
+}
+
+static void finish_a_run(void) {
+    Run *run = open_run(in_folder("slow"), RUN_NEW, false);
+    settle(run);
+    run_close(run);
+}
+
+static void move_it_aside(void) {
+    CHECK(rename(in_folder("slow"), in_folder("slow.elsewhere")) == 0);
+}
+
+static void remove_it(void) {
+    CHECK(unlink(in_folder("slow/lock")) == 0 && rmdir(in_folder("slow")) == 0);
+}
+#endif
+
+/* What a folder holds is asked under its lock. */
+TEST(another_process_is_faster) {
+#if defined(__linux__)
+    before_lock = begin_a_run;
+    check_refused(in_folder("slow"), RUN_NEW, "in use");
+    CHECK(file_exists(in_folder("slow/run.json")));
+    Error err;
+    CHECK(folder_remove(in_folder("slow"), &err));
+    before_lock = finish_a_run;
+    check_refused(in_folder("slow"), RUN_NEW, "holds a run");
+    CHECK(file_exists(in_folder("slow/run.json")));
+    before_lock = move_it_aside;
+    Run *run = open_run(in_folder("slow"), RUN_RESUME, false);
+    CHECK(run_is_in_place(run, &err) && file_exists(in_folder("slow/lock")));
+    check_refused(in_folder("slow"), RUN_NEW, "in use");
+    run_close(run);
+    before_lock = remove_it;
+    run = open_run(in_folder("slow"), RUN_NEW, false);
+    check_refused(in_folder("slow"), RUN_NEW, "in use");
+    run_close(run);
+#endif
+}
+
+static void write_text(const char *path, const char *text) {
+    write_file(path, text, strlen(text));
+}
+
+/* What an interrupted start leaves: a lock with a number, settings and tokens that are not whole. */
+static void leave_over(void) {
+    Error err;
+    CHECK(folder_make(in_folder("left/tokens"), &err));
+    write_text(in_folder("left/lock"), "4711\n");
+    write_text(in_folder("left/run.json.tmp-4711"), "{\"lay");
+    write_text(in_folder("left/tokens/merges.txt"), "#version: 0.2\n");
+    write_text(in_folder("left/tokens/data.json"), "{}\n");
+    write_text(in_folder("left/tokens/train-00000.bin"), "GPTSHARDxx");
+    write_file(in_folder("left/tokens/heldout-00000.bin.tmp"), "\0\0\0\0\0\0\0\0\0", 9);
+}
+
+TEST(leftovers_and_what_looks_like_them) {
+    Error err;
+    bool found;
+    leave_over();
+    CHECK(run_look(in_folder("left"), RUN_NEW, &found, &err) && !found);
+    CHECK(file_exists(in_folder("left/tokens/data.json"))); /* a look changes nothing */
+    for (RunOpen how = RUN_NEW; how <= RUN_FORCE; how++) {
+        leave_over();
+        Run *run = open_run(in_folder("left"), how, false);
+        CHECK(!folder_exists(in_folder("left/tokens")) && !file_exists(in_folder("left/run.json.tmp-4711")));
+        settle(run);
+        run_undo(run); /* the lock was there before */
+        run_close(run);
+        CHECK(folder_exists(in_folder("left")) && !file_exists(in_folder("left/run.json")));
+    }
+    static const struct {
+        const char *name, *text;
+    } foreign[] = {{"left/thesis.txt", "x"},
+                   {"left/lock", ""}, /* ours may be empty, but then nothing was made yet */
+                   {"left/lock", "mine\n"},
+                   {"left/lock", "4711 and more, longer than a number\n"},
+                   {"left/run.json.tmp-", "x"},
+                   {"left/run.json.tmp-12x", "x"},
+                   {"left/tokens/train-00000.bin", "mine"},
+                   {"left/tokens/train-00001.bin.tmp", "mine, too"},
+                   {"left/tokens/merges.txt", "to merge"},
+                   {"left/tokens/data.json", "mine"},
+                   {"left/tokens/notes", "x"}};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        CHECK(folder_remove(in_folder("left"), &err));
+        leave_over();
+        write_text(in_folder(foreign[i].name), foreign[i].text);
+        for (RunOpen how = RUN_NEW; how <= RUN_FORCE; how++)
+            check_refused(in_folder("left"), how, "is no run");
+        check_file(in_folder(foreign[i].name), foreign[i].text);
+        CHECK(file_exists(in_folder("left/tokens/heldout-00000.bin.tmp")));
+    }
+}
+
+/* A lock is no way into another file. */
+TEST(lock_that_is_another_file) {
+    write_text(in_folder("precious"), "precious");
+    for (int hard = 0; hard < 2; hard++) {
+        const char *path = in_folder(hard ? "hard" : "soft"),
+                   *lock = in_folder(hard ? "hard/lock" : "soft/lock");
+        Run *run = open_run(path, RUN_NEW, false);
+        settle(run);
+        run_close(run);
+        CHECK(unlink(lock) == 0);
+        CHECK((hard ? link(in_folder("precious"), lock) : symlink("../precious", lock)) == 0);
+        check_refused(path, RUN_RESUME, "lock' is not what a run puts there");
+        check_file(in_folder("precious"), "precious");
+    }
+}
+
+TEST(folder_that_is_moved_in_use) {
+    Error err;
+    Run *run = open_run(in_folder("moving"), RUN_NEW, false);
+    settle(run);
+    CHECK(run_is_in_place(run, &err));
+    CHECK(rename(in_folder("moving"), in_folder("moved")) == 0);
+    for (int another = 0; another < 2; another++) {
+        if (another) CHECK(folder_make(in_folder("moving"), &err));
+        CHECK(!run_is_in_place(run, &err));
+        CHECK_MSG(strstr(err.text, "moved or removed"), "%s", err.text);
+        json_t *settings = json_pack("{s:i}", "layers", 5);
+        CHECK(!run_write_settings(run, settings, &err) && !file_exists(in_folder("moving/run.json")));
+        json_decref(settings);
+        run_undo(run);
+        CHECK(folder_exists(in_folder("moving")) == (another == 1));
+    }
+    CHECK(rmdir(in_folder("moving")) == 0 && rename(in_folder("moved"), in_folder("moving")) == 0);
+    CHECK(run_is_in_place(run, &err));
+    run_close(run);
+}
+
+TEST(paths_that_cannot_be) {
+    char path[PATH_MAX];
+    memset(path, 'x', sizeof path);
+    for (size_t i = 0; i < sizeof path; i += 100) path[i] = '/';
+    memcpy(path, "/nowhere", 8);
+    path[4020] = 0; /* a short file's name fits, not that of a checkpoint */
+    bool found;
+    Error err;
+    CHECK(run_look(path, RUN_NEW, &found, &err));
+    path[4020] = 'x', path[4040] = 0;
+    check_refused(path, RUN_NEW, "a shorter one with -run");
+    CHECK(!run_look(path, RUN_NEW, &found, &err));
+    Run *run = open_run(in_folder("dotted"), RUN_NEW, false);
+    settle(run);
+    run_close(run);
+    check_refused(in_folder("dotted/."), RUN_FORCE, "from outside");
+    CHECK(file_exists(in_folder("dotted/run.json")));
+}
+
 TEST(dated_and_newest) {
     char before[512];
     if (!getcwd(before, sizeof before)) abort();
     Error err = {0};
     CHECK(folder_make(in_folder("home"), &err) && chdir(in_folder("home")) == 0);
-    CHECK(run_newest(&err) == NULL);
+    CHECK(run_newest(false, &err) == NULL);
     CHECK_MSG(strstr(err.text, "no run"), "%s", err.text);
     Run *one = open_run(NULL, RUN_NEW, false), *two = open_run(NULL, RUN_NEW, false);
     CHECK(strcmp(run_path(one), run_path(two)) != 0);
     int year, rest;
     CHECK(sscanf(run_path(one), "runs/%4d%4d-%6d", &year, &rest, &rest) == 3 && year > 2000);
-    CHECK(run_newest(&err) == NULL); /* nothing in them yet */
+    CHECK(run_newest(false, &err) == NULL); /* nothing in them yet */
     settle(one);
     settle(two);
     const struct timespec old[2] = {{1000, 0}, {1000, 0}}, older[2] = {{500, 5}, {500, 5}};
     char *one_file = run_file(one, "run.json"), *two_file = run_file(two, "run.json");
     CHECK(utimensat(AT_FDCWD, one_file, old, 0) == 0 && utimensat(AT_FDCWD, two_file, older, 0) == 0);
-    char *newest = run_newest(&err);
+    char *newest = run_newest(false, &err);
     CHECK(newest && strcmp(newest, run_path(one)) == 0);
     free(newest);
     CHECK(run_log(two, json_pack("{s:s}", "type", "start"), &err));
-    newest = run_newest(&err);
+    newest = run_newest(false, &err);
     CHECK(newest && strcmp(newest, run_path(two)) == 0);
     free(newest);
+    /* A model is in the older one alone; what a killed writer left is none. */
+    CHECK(run_newest(true, &err) == NULL && strstr(err.text, "holds a model"));
+    char *whole = run_file(one, "checkpoints/step-00000001"),
+         *cut = run_file(two, "checkpoints/step-00000001.tmp-5");
+    CHECK(folder_make(whole, &err) && folder_make(cut, &err));
+    newest = run_newest(true, &err);
+    CHECK(newest && strcmp(newest, run_path(one)) == 0);
+    free(newest);
+    free(whole);
+    free(cut);
     free(one_file);
     free(two_file);
     run_close(one);
@@ -511,6 +689,11 @@ int main(int argc, char **argv) {
     RUN(new_resume_force);
     RUN(folders_that_are_no_runs);
     RUN(lock);
+    RUN(another_process_is_faster);
+    RUN(leftovers_and_what_looks_like_them);
+    RUN(lock_that_is_another_file);
+    RUN(folder_that_is_moved_in_use);
+    RUN(paths_that_cannot_be);
     RUN(dated_and_newest);
     RUN(settings);
     RUN(log_rows);
