@@ -735,16 +735,26 @@ double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static const double SECOND_SIGNAL_AFTER = 0.5; /* seconds */
+
 static volatile sig_atomic_t stop_signal;
 
+static double stop_time; /* of the first, in seconds_now's seconds; the handler's own */
+
+/* Ends the process at a second signal: one that is sent on purpose. Who stops a process and then its group, as GNU
+ * timeout does, sends the same one twice within microseconds. The signals block one another. */
 static void on_stop_signal(int number) {
-    if (stop_signal) _exit(128 + number);
-    stop_signal = number;
+    if (!stop_signal) stop_time = seconds_now(); /* clock_gettime may be called in a handler */
+    else if (number != stop_signal || seconds_now() - stop_time >= SECOND_SIGNAL_AFTER) _exit(128 + number);
+    if (!stop_signal) stop_signal = number;
 }
 
 void signals_install(void) {
     struct sigaction action = {0};
     sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGINT);
+    sigaddset(&action.sa_mask, SIGTERM);
+    sigaddset(&action.sa_mask, SIGUSR1);
     action.sa_flags = SA_RESTART; /* reads and writes under way go on; the loops poll */
     action.sa_handler = on_stop_signal;
     sigaction(SIGINT, &action, NULL);

@@ -101,8 +101,8 @@ bool folder_check_manifest(const char *path, Error *err);
 /* ---- time, signals, progress ---- */
 double seconds_now(void); /* monotonic */
 
-/* SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second one ends the process at once with 128 + signal.
- * SIGPIPE is ignored (a write then fails with EPIPE), and so is SIGHUP: a closed terminal does not end a
+/* SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second one ends the process at once with 128 + signal, of the same
+ * kind only half a second later (`timeout` sends one to a process and again to its group). SIGPIPE is ignored (a write then fails with EPIPE), and so is SIGHUP: a closed terminal does not end a
  * run. */
 void signals_install(void);
 int stop_requested(void); /* 0, or the signal's number; every long loop polls it */

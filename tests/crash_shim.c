@@ -5,8 +5,8 @@
  *   CRASH_TRACE   a file to which each counted call is appended: "number name path"
  *   CRASH_AT      the number of a call, from 1; without it nothing is done to any
  *   CRASH_HOW     kill: SIGKILL before the call, of a write after half of its bytes; ENOSPC, EIO: the call
- *                 fails; INT, TERM, USR1: that signal comes and is taken before the call; INT*2: twice. Where
- *                 it is a signal, reads count, too
+ *                 fails; INT, TERM, USR1: that signal comes and is taken before the call; INT*2: twice, with a
+ *                 pause. Where it is a signal, reads count, too
  *
  * It is the system calls that are counted, not the C library's functions: what stdio writes never passes
  * through a symbol that could be replaced. A seccomp filter turns each of them into a SIGSYS; the handler
@@ -86,6 +86,7 @@ static bool is_counted(const Call *call, const unsigned long argument[5], char *
 static void signal_comes(void) {
     for (int i = 0; i < crash_times; i++) {
         sigset_t pending;
+        if (i > 0) usleep(600 * 1000); /* so that it is no part of the first */
         kill(getpid(), crash_signal);
         do {
             usleep(1000);

@@ -13,7 +13,7 @@
  *            evaluation  within the evaluation after that step (0: before the first)
  *            sampling    at the first token of the stories after that step
  *            saving      within the saving after that step
- *     WHAT   INT, TERM, USR1, HUP, KILL: this signal, taken before the phase goes on; INT*2: twice
+ *     WHAT   INT, TERM, USR1, HUP, KILL: this signal, taken before the phase goes on; INT*2: twice, with a pause
  *
  * Each fault happens once in a process. After a resume, "after that step" needs a step taken by the process. */
 #include <math.h>
@@ -64,6 +64,7 @@ static void raise_at(const char *place, uint64_t step) {
         const size_t size = strlen(signals[i].name);
         if (strncmp(what, signals[i].name, size) != 0) continue;
         for (int times = strcmp(what + size, "*2") == 0 ? 2 : 1; times > 0; times--) {
+            if (stop_requested()) usleep(600 * 1000); /* later, so that it is no part of the first */
             kill(getpid(), signals[i].number);
             while (signals[i].number != SIGHUP && !stop_requested()) sched_yield();
         }

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static char folder[64]; /* of this run's temporary files */
@@ -496,6 +497,16 @@ static void stop_twice(void) {
     raise(SIGINT);
 }
 
+/* The same twice within a moment is one, however often it comes; later it is a second one. */
+static void stop_in_a_burst(void) {
+    signals_install();
+    for (int i = 0; i < 3; i++) raise(SIGTERM);
+    if (stop_requested() != SIGTERM) _exit(1);
+    nanosleep(&(struct timespec){.tv_nsec = 600 * 1000 * 1000}, NULL);
+    raise(SIGTERM);
+    _exit(2);
+}
+
 static void write_to_closed_pipe(void) {
     signals_install();
     int ends[2];
@@ -508,6 +519,8 @@ TEST(signals_ask_then_insist) {
     CHECK_MSG(WIFEXITED(once) && WEXITSTATUS(once) == 0, "status %d", once);
     const int twice = in_child(stop_twice);
     CHECK_MSG(WIFEXITED(twice) && WEXITSTATUS(twice) == 128 + SIGINT, "status %d", twice);
+    const int burst = in_child(stop_in_a_burst);
+    CHECK_MSG(WIFEXITED(burst) && WEXITSTATUS(burst) == 128 + SIGTERM, "status %d", burst);
     const int closed = in_child(write_to_closed_pipe);
     CHECK_MSG(WIFEXITED(closed) && WEXITSTATUS(closed) == 0, "status %d", closed);
     CHECK(stop_requested() == 0);

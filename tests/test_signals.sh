@@ -137,6 +137,18 @@ while_merging() { # SIGNAL
     ends_with 0 "$program" $small -data text -steps 4 -run run
     is_same run
 }
+# One signal that comes to a process and again to its group is one: the run saves.
+stopped_by_group() { # SIGNAL
+    local process
+    "$program" $small -data text -steps 100000000 -checkpoint-every 0 -eval-every 0 -sample-every 0 -run run > out 2> err &
+    process=$!
+    until_step run 2
+    kill -s "$1" $process
+    stops "$1" $process "$(code_of "$1")"
+    holds out "stopped by SIG$1 after step .*, which is saved"
+    [[ -n $(newest run) ]]
+}
+for signal in INT TERM USR1; do run_as "SIG$signal twice in a moment" stopped_by_group $signal; done
 two_in_a_phase() { # SIGNAL PLACE STEP
     ends_with "$(code_of "$1")" env FAULTS="$2:$3:$1*2" "$faulty" $small -data text -steps 4 -run run
     # At once: the step is not finished, nothing is saved, no end is written.
