@@ -101,6 +101,7 @@ typedef struct App {
     TrainState state;
     Pace pace;
     int32_t *inputs, *targets; /* (B, T) of a micro-batch */
+    bool bad_loss;             /* the held-out loss after this step was not finite */
     uint64_t saved_step;
     bool saved;              /* saved_step is the newest checkpoint's */
     Error trouble[TROUBLES]; /* what was told last of each; empty where it works */
@@ -197,7 +198,7 @@ void encode_prompt(const App *app, Tokens *ids); /* with the token that every st
 
 typedef void OnStory(App *app, const Buffer *text);
 bool write_stories(App *app, uint64_t first, uint64_t stories, size_t max_tokens, FILE *out,
-                   OnStory *on_story); /* false: a stop was asked for */
+                   OnStory *on_story); /* false: a stop was asked for, or the logits are not finite */
 
 bool train_model(App *app); /* from a plan that fits to the end of the run */
 void print_next(App *app);  /* where the run is, and what to type next */

@@ -119,6 +119,13 @@ static bool load_model(App *app, size_t rows, const char **from) {
     return true;
 }
 
+static bool not_finite(App *app, const char *what) {
+    return error_set(&app->err,
+                     "the model %s is of no use: its %s not finite; take another checkpoint by -load, or "
+                     "train anew with a lower -lr",
+                     app->model, what);
+}
+
 /* Stories on stdout, and nothing else there. */
 bool generate_stories(App *app) {
     const Options *o = &app->options;
@@ -130,9 +137,9 @@ bool generate_stories(App *app) {
         note(app, "the prompt has %zu tokens; of them the model sees the last %zu (-ctx %zu)", prompt.count,
              app->setup.config.ctx - 1, app->setup.config.ctx);
     tokens_free(&prompt);
-    write_stories(app, 0, (uint64_t)o->samples, (size_t)o->sample_tokens, stdout, NULL);
+    const bool whole = write_stories(app, 0, (uint64_t)o->samples, (size_t)o->sample_tokens, stdout, NULL);
     if (stop_requested()) app->stopped = 128 + stop_requested();
-    return true;
+    return whole || stop_requested() || not_finite(app, "logits are");
 }
 
 /* -evaluate -heldout TEXT: into shards in a folder of their own, which is removed once they are open. */
@@ -200,6 +207,7 @@ bool evaluate_model(App *app) {
         app->code = 128 + stop_requested();
     }
     if (!done) return false;
+    if (!isfinite(result.loss)) return not_finite(app, "held-out loss is");
     printf("held-out loss %.4f nats/token  %.4f bits/byte  over %s tokens", result.loss, result.bits_per_byte,
            commas(result.tokens).text);
     if (app->has_facts && isfinite(app->facts.heldout_floor))

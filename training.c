@@ -129,7 +129,7 @@ void encode_prompt(const App *app, Tokens *ids) {
 }
 
 /* Writes the stories from number `first` up to `stories`, of at most max_tokens new tokens, each the prompt and
- * what follows; on_story (or NULL) gets them whole. False where a stop was asked for. */
+ * what follows; on_story (or NULL) gets them whole. False as generate. */
 bool write_stories(App *app, uint64_t first, uint64_t stories, size_t max_tokens, FILE *out,
                    OnStory *on_story) {
     const Options *o = &app->options;
@@ -420,6 +420,26 @@ static void print_step(App *app, const StepState *step, double loss, double seco
     fflush(app->report);
 }
 
+/* The loss of the first evaluation, which the log knows. */
+static bool find_first_loss(void *first, const RunRow *row, Error *err) {
+    (void)err;
+    if (strcmp(row->type, "eval") == 0 && isnan(*(double *)first))
+        *(double *)first = json_number_value(json_object_get(row->json, "loss"));
+    return true;
+}
+
+/* The run ends: its numbers are no longer finite. Its best model is of use where it has learned something. */
+static bool end_not_finite(App *app, const char *what) {
+    double first = NAN;
+    if (app->run) run_log_each(run_path(app->run), find_first_loss, &first, NULL);
+    app->told = true; /* their sums are the same */
+    return error_set(&app->err, "step %" PRIu64 ": %s; start a new run with a lower -lr (%g), from %s",
+                     app->state.step, what, app->options.lr,
+                     app->state.best_loss < first
+                         ? "this one's best model by -load or from none"
+                         : "new weights: this one's best model is no better than they");
+}
+
 /* The device left an update out that was not finite. Once is bad luck; again and again the weights are. */
 static bool check_finite(App *app, const StepState *step) {
     if (!step->skip) {
@@ -436,12 +456,9 @@ static bool check_finite(App *app, const StepState *step) {
              what);
         return true;
     }
-    app->told = true; /* their sums are the same */
-    return error_set(&app->err,
-                     "step %" PRIu64
-                     ": %s is not finite, as in the %d before; start a new run with a lower -lr (%g), from "
-                     "this one's best model by -load or from none",
-                     app->state.step, what, MAX_BAD_STEPS - 1, app->options.lr);
+    char more[192];
+    snprintf(more, sizeof more, "%s is not finite, as in the %d before", what, MAX_BAD_STEPS - 1);
+    return end_not_finite(app, more);
 }
 
 static bool take_step(App *app) {
@@ -479,6 +496,7 @@ static bool take_step(App *app) {
     app->state.tokens += batch * T;
     app->state.seconds += seconds;
     app->state.eval_loss = NAN;
+    app->bad_loss = false;
     app->state.cut_short = app->state.stories = 0;
     if (++app->pace.steps > 1) {
         app->pace.seconds += seconds;
@@ -527,17 +545,26 @@ static void agree_on_stop(App *app) {
     free(all);
 }
 
-/* False only for an error; an evaluation that a signal broke off has no result. */
+/* False only for an error; an evaluation that a signal broke off has no result. A loss that is not finite is that of
+ * a step that was not: the model is not saved, and no result of a run. */
 static bool watch_loss(App *app) {
     Evaluation result;
     ranks_in_steps(&app->ranks, false);
     if (!evaluate(app, &result)) return app->stop != 0;
-    app->state.eval_loss = result.loss;
+    app->bad_loss = !isfinite(result.loss);
+    app->state.eval_loss = app->bad_loss ? NAN : result.loss;
     const double floor = app->has_facts ? app->facts.heldout_floor : NAN;
     log_row(app,
             json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "type", "eval", "step", (json_int_t)app->state.step,
                       "loss", run_number(result.loss), "bits_per_byte", run_number(result.bits_per_byte),
                       "tokens", (json_int_t)result.tokens, "floor", run_number(floor)));
+    if (app->bad_loss) {
+        write_report(app);
+        if (app->state.step > 0 && (int64_t)app->state.step == app->options.steps)
+            return end_not_finite(app, "the held-out loss is not finite");
+        note(app, "step %" PRIu64 ": the held-out loss is not finite", app->state.step);
+        return true;
+    }
     char beside[64] = "";
     if (isfinite(floor)) snprintf(beside, sizeof beside, "  floor %.4f", floor);
     say(app, "step %" PRIu64 "  held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s",
@@ -584,6 +611,11 @@ static bool save(App *app) {
         return error_set(&app->err, "step %" PRIu64 " was not finite, so that its model is not saved",
                          app->state.step);
     if (!run_is_in_place(app->run, &app->err)) return false;
+    if (app->bad_loss)
+        return error_set(&app->err,
+                         "the held-out loss after step %" PRIu64
+                         " is not finite, so that its model is not saved",
+                         app->state.step);
     TrainState state = app->state;
     if (is_best(&state)) state.best_loss = state.eval_loss, state.best_step = state.step;
     const CheckpointFile files[] = {{"merges.txt", app->merges.data, app->merges.size},
@@ -625,15 +657,18 @@ static bool watch(App *app) {
         ranks_in_steps(&app->ranks, false);
         const bool whole = !leads(app) || write_stories(app, state->stories, (uint64_t)o->samples,
                                                         (size_t)o->sample_tokens, NULL, watch_story);
+        if (!whole && !stop_requested())
+            note(app, "step %" PRIu64 ": the logits are not finite, so that no story is written",
+                 state->step);
         agree_on_stop(app);
-        if (!whole) return true;
+        if (!whole && agreed_stop(app)) return true;
     }
     state->cut_short = state->stories = 0;
     const bool last = (int64_t)state->step == o->steps;
     const bool best = o->checkpoint_every > 0 && is_best(state);
     const bool due = is_due(app, o->checkpoint_every) || best;
     /* The last save is the end's, which fails if it does. */
-    if (!last && (resumed || (due && state->bad_steps == 0)) && !save(app))
+    if (!last && (resumed || (due && state->bad_steps == 0 && !app->bad_loss)) && !save(app))
         tell_trouble(app, SAVING, app->err.text, "; the training goes on");
     return true;
 }

@@ -5,6 +5,7 @@
  * token written. */
 #include "generate.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,6 +156,12 @@ uint32_t sample_token(const float *logits, size_t V, const SampleSettings *setti
 
 /* ---- many sequences ---- */
 
+static bool all_finite(const float *logits, size_t V) {
+    bool finite = true;
+    for (size_t i = 0; i < V; i++) finite &= fabsf(logits[i]) <= FLT_MAX; /* false for NaN */
+    return finite;
+}
+
 /* 53 bits of a random block, in [0, 1), of which sequence and position are the address. */
 static double uniform_at(uint64_t seed, uint64_t sequence, uint64_t position) {
     const Philox block = philox(mix64(seed, sequence), position, 0);
@@ -188,11 +195,14 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
             window[i * (T + 1) + t] = (int32_t)prompt[prompt_tokens - length + t];
 
     size_t unread = length, writing = n;
+    bool finite = true;
     gpt_cache_reset(gpt);
     for (size_t position = 0; position < max_tokens && writing > 0 && !stop_requested(); position++) {
         copy_newest(fresh, window, n, T + 1, length, unread);
         const float *logits = gpt_cache_extend(gpt, fresh, n, unread); /* (n, V) */
-        /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
+        for (size_t i = 0; i < n; i++) finite = finite && (ended[i] || all_finite(logits + i * V, V));
+        if (!finite) break;
+            /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
 #pragma omp parallel for schedule(dynamic) if (n > 1)
         for (size_t i = 0; i < n; i++)
             next[i] = ended[i] ? end_token
@@ -218,5 +228,5 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     free(work);
     free(fresh);
     free(window);
-    return !stop_requested();
+    return finite && !stop_requested();
 }

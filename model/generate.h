@@ -31,7 +31,7 @@ typedef void GenerateToken(void *user, size_t sequence, uint32_t token);
 /* Writes n <= cache_B sequences at once, each after the same prompt (at least 1 token; of more than ctx - 1
  * tokens the newest are used), until end_token or max_tokens new ones. Sequence i's random numbers come
  * from (seed, first_sequence + i, position) alone: the same whatever n. Returns false where a stop was
- * asked for. */
+ * asked for, or where a sequence's logits are not finite, so that there is nothing to choose from. */
 bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, uint64_t first_sequence,
               size_t max_tokens, uint32_t end_token, const SampleSettings *settings, GenerateToken *token,
               void *user);

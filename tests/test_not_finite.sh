@@ -158,7 +158,37 @@ three_with_a_stop_between() {
     ends_with 0 env FAULTS='gradient:7:nan' "$faulty" -resume -run stopped
     all_finite stopped
 }
+# Weights that are finite, but too large to compute with: a run does not end well with them, none that it evaluates
+# is saved, and none of them is advised.
+lost_loss() {
+    ends_with 1 env FAULTS='weight:4:3e38/13 weight:4:3e38/14' "$faulty" $constant -steps 4 -run run
+    [[ $(wc -l < err) == 1 && $(newest run) == 3 ]]
+    holds err '^train_gpt: error: step 4: the held-out loss is not finite; start a new run with a lower -lr'
+    tail -n 1 run/log.jsonl | grep -q '"type":"end","step":4,"reason":"failed: step 4: the held-out loss'
+    lacks out 'nan\|done in'
+    ends_with 1 env FAULTS='weight:4:3e38/13 weight:4:3e38/14' "$faulty" $constant -eval-every 4 -steps 9 -run straight
+    holds err '^train_gpt: note: step 4: the held-out loss is not finite$'
+    [[ $(newest straight) == 3 ]]
+    # Saved where it was not evaluated, as its weights are finite.
+    rm -rf run
+    ends_with 1 env FAULTS='weight:4:3e38/13 weight:4:3e38/14' "$faulty" $constant -steps 9 -run run
+    ends_with 1 "$program" -evaluate -load "$(step_of run 4)"
+    [[ ! -s out && $(grep -c error: err) == 1 ]]
+    holds err 'error: the model .*step-00000004 is of no use: its held-out loss is not finite; '
+    ends_with 1 "$program" -generate -load "$(step_of run 4)"
+    holds err 'error: the model .*step-00000004 is of no use: its logits are not finite; '
+}
+# The best model is advised only where it is better than what the run began with.
+best_is_advised() {
+    ends_with 1 env FAULTS='loss:4:nan loss:5:nan loss:6:nan' "$faulty" $constant -eval-every 1 -steps 9 -run run
+    holds err 'from this one.s best model by -load or from none$'
+    ends_with 1 env FAULTS='loss:4:nan loss:5:nan loss:6:nan' "$faulty" $small -lr 100 -warmup 0 -eval-every 1 \
+        -steps 9 -run straight
+    holds err 'from new weights: this one.s best model is no better than they$'
+}
 if [[ -x $faulty ]]; then
+    run_as 'a held-out loss that is not finite' lost_loss
+    run_as 'the best model is advised where it is one' best_is_advised
     run_as 'a gradient that is NaN' left_out gradient:6:nan/2 'the gradient of h.0.ln_1.bias'
     run_as 'a gradient that is infinite' left_out gradient:6:inf/0 'the gradient of wte.weight'
     run_as 'a gradient that is -infinite' left_out gradient:6:-inf/14 'the gradient of ln_f.bias'
@@ -172,6 +202,6 @@ if [[ -x $faulty ]]; then
     run_as 'a weight that becomes infinite' lost_weight inf/6 h.0.attn.c_proj.bias inf
     run_as 'three in a row, a stop between' three_with_a_stop_between
 else
-    skip 'numbers in a step' "there is no $faulty (make test builds it on Linux)" 11
+    skip 'numbers in a step' "there is no $faulty (make test builds it on Linux)" 13
 fi
 finish
