@@ -73,21 +73,30 @@ static bool check_modes(App *app) {
            (check_unused(app, mode, of_training) && check_unused(app, mode, of_start));
 }
 
-/* Only training is for several ranks. */
-static bool check_ranks(App *app) {
-    const Options *o = &app->options;
+/* What main is to do: the flag that asks for it, in the order in which main looks; NULL: training. */
+static const char *asked_mode(const Options *o) {
     const struct {
         const char *name;
         bool asked;
-    } alone[] = {{"generate", o->generate}, {"evaluate", o->evaluate}, {"compare", o->compare != NULL},
-                 {"tokenize", o->tokenize}, {"encode", o->encode},     {"decode", o->decode}};
-    for (size_t i = 0; i < sizeof alone / sizeof alone[0] && app->ranks.count > 1; i++)
-        if (alone[i].asked)
-            return app->told = true,
-                   USAGE(app,
-                         "-%s runs in one process, and a launcher started %d; start it without the launcher",
-                         alone[i].name, app->ranks.count);
-    return true;
+    } modes[] = {
+        {"help", o->help},         {"version", o->version},         {"print-config", o->print_config},
+        {"encode", o->encode},     {"decode", o->decode},           {"generate", o->generate},
+        {"evaluate", o->evaluate}, {"compare", o->compare != NULL}, {"tokenize", o->tokenize}};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++)
+        if (modes[i].asked) return modes[i].name;
+    return NULL;
+}
+
+/* All ranks do the same, since they wait for one another; and only training is for several. */
+static bool check_ranks(App *app) {
+    const Options *o = &app->options;
+    const char *mode = asked_mode(o);
+    if (!same_on_ranks(app, "the mode", mode ? mode : "training", "give all ranks the same flags"))
+        return app->code = EXIT_USAGE, false;
+    if (app->ranks.count == 1 || !mode || o->help || o->version || o->print_config) return true;
+    return app->told = true,
+           USAGE(app, "-%s runs in one process, and a launcher started %d; start it without the launcher",
+                 mode, app->ranks.count);
 }
 
 /* ---- a training run ---- */

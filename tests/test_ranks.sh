@@ -142,6 +142,9 @@ refusals() {
     done
     all_refuse 2 'no flag -layerz; did you mean' 2 -layerz 3
     all_refuse 2 'rank 1 on .*layers is 3 here and 2 on rank 0' 1 $small -run no : -n 1 "$program" $small -layers 3 -run no
+    for mode in -generate -help -version -print-config; do
+        all_refuse 2 "the mode: found training, rank 0 has ${mode#-}; " 1 $mode : -n 1 "$program" $small -run no
+    done
     all_refuse 1 'nowhere.txt' 2 $small -data nowhere.txt -run no
     [[ ! -e no ]] || say_and_fail 'a refused run left a folder'
     TRAIN_GPT_SIMD=mmx ranks 2 -version
