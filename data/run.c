@@ -60,7 +60,10 @@ static bool holds(const char *folder, const char *name) {
 /* What a folder holds; EMPTY, too, where there is nothing but what a start of ours that did not get far has left. */
 typedef enum Content { NO_FOLDER, EMPTY, A_RUN, OTHER } Content;
 
-enum { LOCK_BYTES = 32 }; /* at most: a process number and a newline */
+enum {
+    LOCK_BYTES = 32, /* at most: a process number and a newline */
+    LOCK_TRIES = 100
+};
 
 /* What a lock of ours holds: nothing yet, or a process number on a line. False for any other file. */
 static bool read_lock(int fd, char text[LOCK_BYTES + 1]) {
@@ -128,7 +131,7 @@ static bool remove_leftovers(const char *path, Error *err) {
     bool ok = true;
     for (size_t i = 0; i < count; i++) {
         char *name = join(path, names[i]);
-        if (ok && strcmp(names[i], "lock") != 0) ok = folder_remove(name, err); /* a file, too */
+        if (ok && is_leftover(path, names[i])) ok = folder_remove(name, err); /* a file, too */
         free(name);
         free(names[i]);
     }
@@ -187,8 +190,7 @@ static bool is_same_file(int fd, const char *path, bool itself) {
            open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
 }
 
-/* Opens and locks the folder and puts the process number into RUN/lock, which serves the message only, so that it
- * need not get there. Nothing is written into a file that is not our lock, through a link least of all. */
+/* Opens and locks the folder. A file that is not our lock is not taken for it, through a link least of all. */
 static bool take_lock(Run *run, Error *err) {
     char *name = join(run->path, "lock"), text[LOCK_BYTES + 1];
     run->folder = open(run->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -211,6 +213,7 @@ static bool take_lock(Run *run, Error *err) {
     return ok;
 }
 
+/* For the message that names it, and so that left-overs are known for ours; it need not get there. */
 static void write_process_number(const Run *run) {
     char pid[LOCK_BYTES];
     const int size = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
@@ -271,7 +274,12 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
     char *lock = join(run->path, "lock");
     Content content = NO_FOLDER;
     bool ok = true, had_lock = false;
-    while (ok && run->lock < 0) {
+    for (int tries = 0; ok && run->lock < 0; tries++) {
+        if (tries == LOCK_TRIES) {
+            ok = error_set(err, "run folder '%s' is moved or removed again and again; name another -run",
+                           run->path);
+            break;
+        }
         ok = look(run->path, how, &content, err);
         had_lock = ok && holds(run->path, "lock");
         if (ok && content == NO_FOLDER) run->made = ok = folder_make(run->path, err);
