@@ -22,7 +22,7 @@
 /* ---- before ---- */
 
 bool compare_list(Comparison *comparison, const char *names, Error *err) {
-    *comparison = (Comparison){.floor = NAN};
+    *comparison = (Comparison){0};
     for (const char *at = names;; at++) {
         const size_t length = strcspn(at, ",");
         const size_t letters = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
@@ -126,6 +126,7 @@ static bool read_row(void *context, const RunRow *row, Error *err) {
         const json_int_t step = json_integer_value(json_object_get(json, "step"));
         backend->evals[backend->n_evals++] = (CompareEval){step > 0 ? (uint64_t)step : 0,
                                                            number_at(json, "loss")};
+        backend->floor = number_at(json, "floor");
     } else if (strcmp(row->type, "end") == 0) {
         const json_t *attention = json_object_get(json, "attention");
         backend->peak_bytes = number_at(json, "peak_memory_bytes");
@@ -309,6 +310,12 @@ static size_t reference_of(const Comparison *comparison) {
     return i;
 }
 
+/* All evaluate on the same tokens. */
+static double floor_of(const Comparison *comparison) {
+    const size_t reference = reference_of(comparison);
+    return reference < comparison->count ? comparison->backend[reference].floor : NAN;
+}
+
 static size_t most_evals(const Comparison *comparison) {
     size_t most = 0;
     for (size_t i = 0; i < comparison->count; i++)
@@ -366,9 +373,9 @@ void compare_show(const Comparison *comparison, FILE *out) {
             if (i > reference) show_value(out, "%+.*e", 1, difference(comparison, i, n));
         }
     }
-    if (isfinite(comparison->floor)) {
+    if (isfinite(floor_of(comparison))) {
         fprintf(out, "\n  %-*s", LABEL_COLUMNS, "floor");
-        show_value(out, "%.*f", 6, comparison->floor);
+        show_value(out, "%.*f", 6, floor_of(comparison));
     }
     fprintf(out, "\n\n%-*s", LABEL_COLUMNS + 2, "what it takes");
     for (size_t i = 0; i < comparison->count; i++) fprintf(out, " %*s", COLUMNS, comparison->backend[i].name);
@@ -412,7 +419,7 @@ bool compare_write(const Comparison *comparison, const char *folder, Error *err)
     for (size_t i = 0; i < comparison->count; i++)
         json_array_append_new(backends, backend_json(comparison, i));
     json_t *all = json_pack("{s:s, s:I, s:o, s:o}", "version", TRAIN_GPT_VERSION, "time",
-                            (json_int_t)time(NULL), "floor", run_number(comparison->floor), "backends",
+                            (json_int_t)time(NULL), "floor", run_number(floor_of(comparison)), "backends",
                             backends);
     char *text = json_dumps(all, JSON_INDENT(2)), *path = xformat("%s/compare.json", folder);
     const bool done = text ? file_replace(path, text, strlen(text), err)

@@ -39,13 +39,13 @@ typedef struct CompareBackend {
     double steps, micro, tokens_per_s, ms, forward_ms, backward_ms;
     double saved_bytes; /* by attention for backward, in all layers; besides qkv, out and lse */
     double planned_bytes, peak_bytes;
+    double floor; /* of the held-out loss */
 } CompareBackend;
 
 typedef struct Comparison {
     CompareBackend backend[COMPARE_BACKENDS];
     size_t count;
-    double floor; /* of the held-out loss; not a number where not known */
-    int stopped;  /* the signal that ended it early, or 0 */
+    int stopped; /* the signal that ended it early, or 0 */
 } Comparison;
 
 /* From names with commas between. They name folders: letters, digits and _ only. */

@@ -72,7 +72,6 @@ bool compare_backends(App *app) {
         if (tokens) more[n++] = "-data", more[n++] = data, more[n++] = "-heldout", more[n++] = heldout;
         /* With -minutes each would choose for itself, and losses of different tokens do not compare. */
         if (!options_given("eval-tokens")) more[n++] = "-eval-tokens", more[n++] = eval_tokens;
-        if (tokens) comparison.floor = app->facts.heldout_floor;
         done = compare_train(&comparison, folder, app->argc, app->argv, more, &app->err);
         free(eval_tokens);
         free(heldout);
@@ -210,8 +209,7 @@ bool evaluate_model(App *app) {
     if (!isfinite(result.loss)) return not_finite(app, "held-out loss is");
     printf("held-out loss %.4f nats/token  %.4f bits/byte  over %s tokens", result.loss, result.bits_per_byte,
            commas(result.tokens).text);
-    if (app->has_facts && isfinite(app->facts.heldout_floor))
-        printf("  floor %.4f", app->facts.heldout_floor);
+    if (isfinite(result.floor)) printf("  floor %.4f", result.floor);
     printf("\n");
     if (stop_requested()) app->stopped = 128 + stop_requested(); /* it came with the last windows */
     return true;

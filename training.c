@@ -36,6 +36,14 @@ bool taking_steps(void) {
 
 /* ---- watching: held-out loss ---- */
 
+/* Once for the tokens that are evaluated on, which -minutes may make fewer. */
+static double floor_of(App *app, uint64_t tokens) {
+    if (app->floor_tokens != tokens)
+        app->floor = app->has_facts ? data_floor(&app->facts, app->heldout, app->bpe, tokens) : NAN;
+    app->floor_tokens = tokens;
+    return app->floor;
+}
+
 /* The loss of the first eval_windows held-out windows. The same for any micro-batch and any number of ranks, since
  * it is a sum over tokens: the ranks take micro-batches in turn. Bits per byte: an end of a story costs bits and
  * has no bytes. False without an error where a stop was asked for of this rank or another (app->stop). */
@@ -66,6 +74,7 @@ bool evaluate(App *app, Evaluation *result) {
     free(all);
     if (app->stop) return false;
     result->tokens = app->eval_windows * T;
+    result->floor = leads(app) ? floor_of(app, result->tokens) : NAN;
     result->loss = sum / (double)result->tokens;
     result->bits_per_byte = all_bytes > 0 ? sum / log(2) / all_bytes : NAN;
     app->pace.eval_seconds = seconds_now() - begun;
@@ -553,11 +562,10 @@ static bool watch_loss(App *app) {
     if (!evaluate(app, &result)) return app->stop != 0;
     app->bad_loss = !isfinite(result.loss);
     app->state.eval_loss = app->bad_loss ? NAN : result.loss;
-    const double floor = app->has_facts ? app->facts.heldout_floor : NAN;
     log_row(app,
             json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "type", "eval", "step", (json_int_t)app->state.step,
                       "loss", run_number(result.loss), "bits_per_byte", run_number(result.bits_per_byte),
-                      "tokens", (json_int_t)result.tokens, "floor", run_number(floor)));
+                      "tokens", (json_int_t)result.tokens, "floor", run_number(result.floor)));
     if (app->bad_loss) {
         write_report(app);
         if (app->state.step > 0 && (int64_t)app->state.step == app->options.steps)
@@ -566,7 +574,7 @@ static bool watch_loss(App *app) {
         return true;
     }
     char beside[64] = "";
-    if (isfinite(floor)) snprintf(beside, sizeof beside, "  floor %.4f", floor);
+    if (isfinite(result.floor)) snprintf(beside, sizeof beside, "  floor %.4f", result.floor);
     say(app, "step %" PRIu64 "  held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s",
         app->state.step, result.loss, result.bits_per_byte, commas(result.tokens).text, beside);
     write_report(app);

@@ -324,5 +324,5 @@ double grammar_story(uint64_t seed, bool heldout, uint64_t number, Buffer *out) 
         memset(teller.kept, 0, sizeof teller.kept);
         tell(&teller, draw(&teller, &grammar.rules[0], UNKNOWN)->columns[0]);
     } while (grammar_is_heldout(out->data + start, out->size - start) != heldout);
-    return teller.log_p + (heldout ? log(HELDOUT_ONE_IN) : log(HELDOUT_ONE_IN / (HELDOUT_ONE_IN - 1.0)));
+    return teller.log_p;
 }

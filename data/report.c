@@ -28,7 +28,7 @@ typedef struct Curve {
     Bin bins[MAX_BINS];
     size_t used;
     uint64_t per_bin;
-    double last;
+    double first, last;
 } Curve;
 
 typedef struct Facts {
@@ -36,6 +36,9 @@ typedef struct Facts {
     Curve heldout;
     double last_step;
     double tokens, mfu;
+    double timed_tokens, timed_ms; /* of the steps after the first, which is slower */
+    double heldout_loss;           /* of the last evaluation; NAN: none, or it was not finite */
+    bool evaluated;
     double best_loss, best_step;       /* the lowest held-out loss */
     double bits_per_byte, eval_tokens; /* of the last evaluation */
     double floor;                      /* NAN: not known */
@@ -54,6 +57,7 @@ static void curve_add(Curve *curve, double x, double y) {
         }
         curve->used = MAX_BINS / 2, curve->per_bin *= 2;
     }
+    if (curve->used == 0) curve->first = y;
     if (curve->used == 0 || curve->bins[curve->used - 1].count == curve->per_bin)
         curve->bins[curve->used++] = (Bin){0};
     Bin *bin = &curve->bins[curve->used - 1];
@@ -101,8 +105,12 @@ static bool take_row(void *context, const RunRow *row, Error *err) {
         curve_add(&facts->grad_norm, step, number(json, "grad_norm"));
         curve_add(&facts->tokens_per_s, step, number(json, "tokens_per_s"));
         facts->last_step = step, facts->tokens = number(json, "tokens"), facts->mfu = number(json, "mfu");
+        const double ms = number(json, "ms"), tokens = number(json, "tokens_per_s") * ms / 1e3;
+        if (step > 1 && ms > 0 && ms < 1e15 && tokens < 1e15)
+            facts->timed_ms += ms, facts->timed_tokens += tokens;
     } else if (strcmp(row->type, "eval") == 0) {
         curve_add(&facts->heldout, step, loss);
+        facts->heldout_loss = fabs(loss) < 1e30 ? loss : (double)NAN, facts->evaluated = true;
         if (isfinite(loss) && !(loss >= facts->best_loss)) facts->best_loss = loss, facts->best_step = step;
         facts->bits_per_byte = number(json, "bits_per_byte"), facts->eval_tokens = number(json, "tokens");
         facts->floor = number(json, "floor");
@@ -280,6 +288,13 @@ static void widen(double *low, double *high, double y) {
     if (!(*high >= y)) *high = y;
 }
 
+static void put_label(Buffer *page, const Frame *f, const Curve *curve, const char *css_class,
+                      const char *name, double x) {
+    put(page, "<text class=\"%s-label\" x=\"%.0f\" y=\"16\">%s", css_class, x, name);
+    if (curve->used && curve->first > f->y_high) put(page, " (begins at %.2f, above)", curve->first);
+    put(page, "</text>\n");
+}
+
 /* Training loss, held-out loss and the floor in one frame. A loss falls most of its way in the first steps;
  * so that the rest can be read, the frame's top is the highest loss after the first twentieth. */
 static void put_loss_chart(Buffer *page, const Facts *facts) {
@@ -301,12 +316,11 @@ static void put_loss_chart(Buffer *page, const Facts *facts) {
         "<clipPath id=\"loss\"><rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/></clipPath>\n",
         f.left - 4, f.top, f.width + 10, f.height);
     put_axes(page, &f, 10, 8);
-    put(page, "<text class=\"train-label\" x=\"%.0f\" y=\"16\">training", f.left);
-    if (loss->used && bin_y(loss, 0) > f.y_high) put(page, " (begins at %.2f, above)", bin_y(loss, 0));
-    put(page, "</text>\n<text class=\"heldout-label\" x=\"%.0f\" y=\"16\">held-out</text>\n", f.left + 250);
+    put_label(page, &f, loss, "train", "training", f.left);
+    put_label(page, &f, heldout, "heldout", "held-out", f.left + 230);
     if (isfinite(facts->floor))
         put(page, "<text class=\"floor-label\" x=\"%.0f\" y=\"16\">floor of this text, %.4f</text>\n",
-            f.left + 350, facts->floor);
+            f.left + 470, facts->floor);
     put(page, "<text x=\"%.0f\" y=\"16\" text-anchor=\"end\">loss in nats per token, by step</text>\n",
         f.left + f.width);
     put(page, "<g clip-path=\"url(#loss)\">\n");
@@ -348,19 +362,19 @@ static void put_tile(Buffer *page, const char *label, double value, int decimals
 }
 
 static void put_tiles(Buffer *page, const Facts *facts) {
-    const double heldout = facts->heldout.used ? facts->heldout.last : (double)NAN;
     put(page, "<div class=\"tiles\">\n");
-    put_tile(page, "held-out loss", heldout, 4, "");
-    put_tile(page, "... above the floor", heldout - facts->floor, 4, "");
+    put_tile(page, "held-out loss", facts->heldout_loss, 4, "");
+    if (facts->evaluated && !isfinite(facts->heldout_loss))
+        put(page, "<div class=\"tile\"><b>not finite</b><span>held-out loss</span></div>\n");
+    put_tile(page, "... above the floor", facts->heldout_loss - facts->floor, 4, "");
     put_tile(page, "lowest held-out loss", facts->best_loss, 4, "");
     put_tile(page, "... at step", facts->best_step, 0, "");
     put_tile(page, "held-out bits per byte", facts->bits_per_byte, 4, "");
     put_tile(page, "held-out tokens", facts->eval_tokens, 0, "");
-    put_tile(page, "training loss",
-             facts->loss.used ? bin_y(&facts->loss, facts->loss.used - 1) : (double)NAN, 4, "");
+    put_tile(page, "training loss, last step", facts->loss.used ? facts->loss.last : (double)NAN, 4, "");
     put_tile(page, "steps", facts->last_step, 0, "");
     put_tile(page, "tokens seen", facts->tokens, 0, "");
-    put_tile(page, "tokens/s", facts->tokens_per_s.used ? facts->tokens_per_s.last : (double)NAN, 0, "");
+    put_tile(page, "tokens/s after the first step", facts->timed_tokens / facts->timed_ms * 1e3, 0, "");
     put_tile(page, "MFU", facts->mfu * 100, 1, " %");
     put_tile(page, "peak memory", number(facts->end, "peak_memory_bytes") / 1e6, 0, " MB");
     put(page, "</div>\n");
@@ -470,7 +484,7 @@ bool report_write(const char *run_path, Error *err) {
     if (!settings) return false;
     Facts *facts = (Facts *)xcalloc(1, sizeof *facts);
     facts->last_step = facts->tokens = facts->mfu = facts->best_loss = facts->best_step = NAN;
-    facts->bits_per_byte = facts->eval_tokens = facts->floor = NAN;
+    facts->bits_per_byte = facts->eval_tokens = facts->floor = facts->heldout_loss = NAN;
     bool ok = run_log_each(run_path, take_row, facts, err);
     if (ok) {
         Buffer page = {0};

@@ -1096,9 +1096,8 @@ static void encoding_end(Encoding *e) {
     pthread_mutex_destroy(&e->lock);
 }
 
-/* All stories of the source through the encoders; *floor_sum is the built-in held-out side's summed
- * log-probability. */
-static bool encode_source(Encoding *e, SidedStories *sided, double *floor_sum, Error *err) {
+/* All stories of the source through the encoders. */
+static bool encode_source(Encoding *e, SidedStories *sided, Error *err) {
     for (;;) {
         StoryPiece piece;
         Side side;
@@ -1106,7 +1105,6 @@ static bool encode_source(Encoding *e, SidedStories *sided, double *floor_sum, E
         while ((status = sided_next(sided, &piece, &side, err)) == 1)
             if (!add_piece(e, side, &piece, err)) return false;
         if (status < 0) return false;
-        *floor_sum = stories_log_probability(sided->stories);
         if (sided->split || sided->side == HELDOUT) break;
         side_end(sided);
         if (!side_begin(sided, HELDOUT, err)) return false;
@@ -1126,7 +1124,7 @@ static bool write_facts(const char *folder, const DataFacts *facts, Error *err) 
         (json_int_t)facts->train_stories, "heldout_stories", (json_int_t)facts->heldout_stories,
         "train_bytes", (json_int_t)facts->train_bytes, "heldout_bytes", (json_int_t)facts->heldout_bytes,
         "train_tokens", (json_int_t)facts->train_tokens, "heldout_tokens", (json_int_t)facts->heldout_tokens,
-        "heldout_floor", isfinite(facts->heldout_floor) ? json_real(facts->heldout_floor) : json_null());
+        "builtin_seed", facts->builtin ? json_integer((json_int_t)facts->seed) : json_null());
     char *text = json_dumps(json, JSON_INDENT(2));
     json_decref(json);
     char *path = xformat("%s/%s", folder, facts_name), *line = xformat("%s\n", text ? text : "");
@@ -1159,22 +1157,52 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err) {
             ok = error_set(err, "'%s': \"%s\" is not a whole number from 0; make the shards anew", path,
                            counts[i].name);
     }
-    if (ok) {
-        const json_t *value = json_object_get(json, "heldout_floor");
-        facts->heldout_floor = json_is_number(value) ? json_number_value(value) : (double)NAN;
-        if (!json_is_number(value) && !json_is_null(value))
-            ok = error_set(err, "'%s': \"heldout_floor\" is neither a number nor null; make the shards anew",
-                           path);
-        /* Who gives each of 65,536 tokens the same share has ln 65,536 nats a token. */
-        const double floor = facts->heldout_floor;
-        if (json_is_number(value) && !(floor > 0 && floor < 16 * M_LN2))
-            ok = error_set(err, "'%s': \"heldout_floor\" is %g, not between 0 and %.1f; make the shards anew",
-                           path, floor, 16 * M_LN2);
+    if (ok) { /* null, or none of it in older shards: not built-in stories, or not known to be */
+        const json_t *value = json_object_get(json, "builtin_seed");
+        facts->builtin = json_is_integer(value) && json_integer_value(value) >= 0;
+        facts->seed = facts->builtin ? (uint64_t)json_integer_value(value) : 0;
+        if (value && !facts->builtin && !json_is_null(value))
+            ok = error_set(
+                err, "'%s': \"builtin_seed\" is neither a whole number from 0 nor null; make the shards anew",
+                path);
     }
     json_decref(json);
     buffer_free(&text);
     free(path);
     return ok;
+}
+
+double data_floor(const DataFacts *facts, Shards *heldout, const Bpe *bpe, uint64_t tokens) {
+    enum { AT_ONCE = 4096 };
+    const uint64_t all = shards_tokens(heldout);
+    const uint32_t end = bpe_end_of_text(bpe);
+    uint32_t *ids = xmalloc(AT_ONCE * sizeof *ids);
+    Buffer text = {0};
+    uint64_t story = 0, begun = 0,
+             bytes = 0; /* of the story that is read: its number, first token, bytes so far */
+    double nats = 0;
+    bool known = facts->builtin && tokens > 0 && tokens <= all;
+    for (uint64_t first = 0; known && begun < tokens; first += AT_ONCE) {
+        const size_t count = all - first < AT_ONCE ? (size_t)(all - first) : AT_ONCE;
+        known = count > 0 && shards_read(heldout, first, count, ids, NULL);
+        for (size_t i = 0; known && i < count && begun < tokens; i++) {
+            size_t size = 0;
+            if (ids[i] != end) {
+                bpe_token_bytes(bpe, ids[i], &size);
+                bytes += size;
+                continue;
+            }
+            const uint64_t next = first + i + 1;
+            text.size = 0;
+            const double whole = -grammar_story(facts->seed, true, story++, &text);
+            known = text.size == bytes;
+            nats += next <= tokens ? whole : whole * (double)(tokens - begun) / (double)(next - begun);
+            begun = next, bytes = 0;
+        }
+    }
+    buffer_free(&text);
+    free(ids);
+    return known ? nats / (double)tokens : NAN;
 }
 
 /* A regular file that begins so; one that is being written may be empty yet. */
@@ -1266,13 +1294,12 @@ bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *fol
     SidedStories sided;
     if (!prepare_folder(folder, err) || !sided_open(&sided, source, "encoding", err)) return false;
     Encoding e;
-    double floor_sum = 0;
     bool ok = encoding_start(&e, bpe, source->threads, err);
     for (Side side = TRAIN; ok && side < SIDES; side++) {
         e.writers[side] = shard_writer_open(folder, side_names[side], bpe, TOKENS_PER_SHARD, err);
         ok = e.writers[side] != NULL;
     }
-    ok = ok && encode_source(&e, &sided, &floor_sum, err);
+    ok = ok && encode_source(&e, &sided, err);
     side_end(&sided);
     encoding_end(&e);
     for (Side side = TRAIN; ok && side < SIDES; side++) ok = check_side(&e, source, side, err);
@@ -1288,7 +1315,7 @@ bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *fol
                          .heldout_bytes = e.bytes[HELDOUT],
                          .train_tokens = tokens[TRAIN],
                          .heldout_tokens = tokens[HELDOUT],
-                         .heldout_floor = NAN};
-    if (!source->data && !source->heldout) facts->heldout_floor = -floor_sum / (double)facts->heldout_tokens;
+                         .builtin = !source->data && !source->heldout,
+                         .seed = source->seed};
     return write_facts(folder, facts, err);
 }

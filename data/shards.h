@@ -67,7 +67,8 @@ bool shards_read(Shards *shards, uint64_t first, size_t count, uint32_t *ids, Er
 /* What was made, also written as <folder>/data.json beside the shards. */
 typedef struct DataFacts {
     uint64_t train_stories, heldout_stories, train_bytes, heldout_bytes, train_tokens, heldout_tokens;
-    double heldout_floor; /* nats per token of the built-in stories' held-out side; NAN for other data */
+    bool builtin; /* the held-out side is built-in stories: 0, 1, 2 ... of `seed` */
+    uint64_t seed;
 } DataFacts;
 
 typedef struct DataSource {
@@ -93,6 +94,11 @@ bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *fol
 bool data_folder_is_ours(const char *folder);
 /* Reads data.json back. */
 bool data_read_facts(const char *folder, DataFacts *facts, Error *err);
+/* The floor of the loss over the first `tokens` tokens of a held-out side of built-in stories, nats per token: minus the
+ * logarithm of the probability with which the grammar writes these stories, which no model that has not seen them can
+ * be expected to do better than. Of a story that the last token cuts it is known as a whole only, and counts by the
+ * share of its tokens. NAN where it is not known: other text, or not what the grammar writes; `tokens` 0. */
+double data_floor(const DataFacts *facts, Shards *heldout, const Bpe *bpe, uint64_t tokens);
 
 #ifdef __cplusplus
 }

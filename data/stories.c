@@ -51,7 +51,6 @@ struct Stories {
     bool builtin, heldout;
     uint64_t seed, first, count;
     Buffer text;
-    double log_probability;
 };
 
 /* ---- files ---- */
@@ -157,9 +156,6 @@ uint64_t stories_bytes_total(const Stories *s) {
     return s->bytes_total;
 }
 
-double stories_log_probability(const Stories *s) {
-    return s->log_probability;
-}
 
 static bool file_open_next(Stories *s, Error *err) {
     s->path = s->paths[s->next_path];
@@ -289,7 +285,7 @@ static int give(Stories *s, StoryPiece *piece, const uint8_t *bytes, size_t size
 static int builtin_next(Stories *s, StoryPiece *piece) {
     if (s->story == s->count) return 0;
     s->text.size = 0;
-    s->log_probability += grammar_story(s->seed, s->heldout, s->first + s->story, &s->text);
+    grammar_story(s->seed, s->heldout, s->first + s->story, &s->text);
     s->bytes_read += s->text.size;
     return give(s, piece, s->text.data, s->text.size, true);
 }

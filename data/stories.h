@@ -38,8 +38,6 @@ void stories_close(Stories *stories);
 int stories_next(Stories *stories, StoryPiece *piece, Error *err);
 /* A file that both sources read, whatever the paths, as the first one names it; NULL: none. */
 const char *stories_shared_file(const Stories *a, const Stories *b);
-/* Sum of what grammar_story returned for the built-in stories given so far; 0 for any other source. */
-double stories_log_probability(const Stories *stories);
 /* For progress: bytes of the files (or of built-in stories) so far, and in all (0: unknown). */
 uint64_t stories_bytes_read(const Stories *stories);
 uint64_t stories_bytes_total(const Stories *stories);
@@ -49,8 +47,7 @@ uint64_t stories_bytes_total(const Stories *stories);
  * choices that can be read back from the text. A fixed hash of the text puts one text in twenty on the
  * held-out side, and a story is drawn again until it falls on the side asked for: so no held-out story
  * occurs in training, and no pattern a model could learn tells the sides apart. Returns the natural
- * logarithm of the text's probability on its side: log p(chain) + ln 20 for held-out stories,
- * log p(chain) + ln(20/19) for training ones. The same on every machine. */
+ * logarithm of the chain's probability, whatever side it falls on. The same on every machine. */
 double grammar_story(uint64_t seed, bool heldout, uint64_t number, Buffer *out);
 /* Which side a text falls on. */
 bool grammar_is_heldout(const uint8_t *text, size_t size);

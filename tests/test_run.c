@@ -579,8 +579,16 @@ TEST(report_shows_the_run) {
     for (int step = 1; step <= 2000; step++) {
         const double loss = 1.5 + 6 * exp(-step / 150.0);
         run_log(run,
-                json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:i}", "type", "step", "step", step, "loss", loss,
-                          "lr", 1e-3, "grad_norm", 0.5, "tokens_per_s", 12345.0, "tokens", step * 1000),
+                json_pack("{s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:i}", "type", "step", "step", step, "loss",
+                          loss, "lr", 1e-3, "grad_norm", 0.5, "ms",
+                          step == 1  ? 1e6
+                          : step % 2 ? 100.0
+                                     : 400.0,
+                          "tokens_per_s",
+                          step == 1  ? 1.0
+                          : step % 2 ? 10000.0
+                                     : 2500.0,
+                          "tokens", step * 1000),
                 &err);
         if (step % 200 == 0)
             run_log(run,
@@ -607,6 +615,9 @@ TEST(report_shows_the_run) {
                                         "1.1250",
                                         "1.6000",
                                         "2,000,000",
+                                        "<b>1.5000</b><span>training loss, last step",
+                                        "training (begins at 7.46, above)",
+                                        "<b>3,999</b><span>tokens/s after the first step",
                                         "537 MB",
                                         "layers",
                                         "flash_cpu",
@@ -650,6 +661,22 @@ TEST(report_of_hostile_text) {
     free(page);
     free(path);
     free(name);
+}
+
+/* A run that ended so is not shown with the last loss that was finite. */
+TEST(report_of_a_loss_that_is_not_finite) {
+    static const char log[] = "{\"type\":\"eval\",\"step\":0,\"loss\":6.5}\n"
+                              "{\"type\":\"eval\",\"step\":3,\"loss\":null}\n";
+    Run *run = open_run(in_folder("diverged"), RUN_NEW, false);
+    settle(run);
+    run_close(run);
+    write_file(in_folder("diverged/log.jsonl"), log, sizeof log - 1);
+    Error err = {0};
+    CHECK_MSG(report_write(in_folder("diverged"), &err), "%s", err.text);
+    char *page = read_text(in_folder("diverged/report.html"));
+    CHECK(strstr(page, "<b>not finite</b><span>held-out loss"));
+    CHECK(!strstr(page, "<b>6.5000</b><span>held-out loss") && strstr(page, "<b>6.5000</b><span>lowest"));
+    free(page);
 }
 
 /* Numbers that no drawing can hold, alone and together, must neither hang nor spoil the page. */
@@ -703,6 +730,7 @@ int main(int argc, char **argv) {
     RUN(damaged_log);
     RUN(report_shows_the_run);
     RUN(report_of_hostile_text);
+    RUN(report_of_a_loss_that_is_not_finite);
     RUN(report_of_hostile_numbers);
     Error err = {0};
     if (!folder_remove(folder, &err)) printf("  %s\n", err.text);

@@ -693,7 +693,7 @@ static void check_sides(const DataSource *source, const Bpe *bpe, const Buffer *
     CHECK_MSG(data_read_facts(out, &again, &err), "%s", err.text);
     CHECK(facts.train_stories == again.train_stories && facts.heldout_bytes == again.heldout_bytes);
     CHECK(facts.train_tokens == again.train_tokens && facts.heldout_tokens == again.heldout_tokens);
-    CHECK(isnan(facts.heldout_floor) && isnan(again.heldout_floor));
+    CHECK(!facts.builtin && !again.builtin);
     BpeEncoder *encoder = bpe_encoder_new(bpe, 0);
     for (int side = 0; side < 2; side++) {
         const Buffer *text = side ? heldout : train;
@@ -905,17 +905,40 @@ TEST(builtin_stories_and_their_floor) {
     DataFacts facts, again;
     CHECK_MSG(data_write_shards(&source, bpe, out, &facts, &err), "%s", err.text);
     CHECK(facts.train_stories == 100 && facts.heldout_stories == 5);
-    CHECK(data_read_facts(out, &again, &err) && again.heldout_floor == facts.heldout_floor);
-    double sum = 0;
-    for (uint64_t i = 0; i < 5; i++) {
-        Buffer story = {0};
-        sum += grammar_story(3, true, i, &story);
-        buffer_free(&story);
-    }
-    const double floor = -sum / (double)facts.heldout_tokens;
-    CHECK_MSG(fabs(facts.heldout_floor - floor) < 1e-12 * floor && floor > 0, "%g", facts.heldout_floor);
+    CHECK(data_read_facts(out, &again, &err) && again.builtin && again.seed == 3);
     Tokens heldout = side_tokens(out, "heldout", bpe);
     CHECK(heldout.count == facts.heldout_tokens);
+    char *pattern = xformat("%s/heldout-*.bin", out);
+    Shards *shards = shards_open(pattern, bpe, &err);
+    CHECK_MSG(shards != NULL, "%s", err.text);
+    /* Whole stories: what the grammar says of them; half of one: half of that. */
+    double nats = 0;
+    uint64_t begun = 0;
+    for (uint64_t i = 0, t = 0; shards && i < 5; i++) {
+        Buffer story = {0};
+        const double whole = -grammar_story(3, true, i, &story);
+        while (t < heldout.count && heldout.ids[t] != bpe_end_of_text(bpe)) t++;
+        t++;
+        const uint64_t half = (t - begun) / 2;
+        const double cut = nats + whole * (double)half / (double)(t - begun);
+        const double floor = data_floor(&again, shards, bpe, begun + half);
+        CHECK_MSG(fabs(floor * (double)(begun + half) - cut) < 1e-9 * cut, "%g", floor);
+        nats += whole, begun = t;
+        CHECK(whole > 0 && fabs(data_floor(&again, shards, bpe, t) * (double)t - nats) < 1e-9 * nats);
+        buffer_free(&story);
+    }
+    CHECK(begun == heldout.count);
+    /* Not known of no token or of more than there are, and not of other stories. */
+    if (shards) {
+        CHECK(isnan(data_floor(&again, shards, bpe, 0)));
+        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count + 1)));
+        again.seed = 4;
+        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count)));
+        again.seed = 3, again.builtin = false;
+        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count)));
+        shards_close(shards);
+    }
+    free(pattern);
     tokens_free(&heldout);
     CHECK(folder_remove(out, &err));
     source.heldout_stories = 17;
@@ -991,7 +1014,7 @@ TEST(interrupted_and_finished_folders) {
     "{\"train_stories\":1,\"heldout_stories\":2,\"train_bytes\":3,\"heldout_bytes\":4," \
     "\"train_tokens\":5,\"heldout_tokens\":6,"
 TEST(hostile_facts) {
-    static const char good[] = COUNTS "\"heldout_floor\":1.5}";
+    static const char good[] = COUNTS "\"builtin_seed\":9}";
     static const struct {
         const char *text, *part;
     } cases[] = {{"", "data.json"},
@@ -1001,10 +1024,9 @@ TEST(hostile_facts) {
                  {"{\"train_stories\":1.5}", "train_stories"},
                  {"{\"train_stories\":99999999999999999999}", "line 1"},
                  {"{\"train_stories\":\"1\"}", "train_stories"},
-                 {COUNTS "\"heldout_floor\":\"1\"}", "neither a number nor null"},
-                 {COUNTS "\"heldout_floor\":-4}", "not between 0 and 11.1"},
-                 {COUNTS "\"heldout_floor\":0}", "not between 0 and 11.1"},
-                 {COUNTS "\"heldout_floor\":99.5}", "not between 0 and 11.1"}};
+                 {COUNTS "\"builtin_seed\":\"1\"}", "neither a whole number from 0 nor null"},
+                 {COUNTS "\"builtin_seed\":-4}", "neither a whole number from 0 nor null"},
+                 {COUNTS "\"builtin_seed\":0.5}", "neither a whole number from 0 nor null"}};
     CHECK(mkdir(in_folder("facts"), 0777) == 0);
     const char *path = in_folder("facts/data.json");
     Error err = {0};
@@ -1017,7 +1039,7 @@ TEST(hostile_facts) {
     }
     write_file(path, good, strlen(good));
     CHECK_MSG(data_read_facts(in_folder("facts"), &facts, &err), "%s", err.text);
-    CHECK(facts.heldout_tokens == 6 && facts.heldout_floor == 1.5);
+    CHECK(facts.heldout_tokens == 6 && facts.builtin && facts.seed == 9);
 }
 
 TEST(trained_tokenizer_sees_the_training_side) {

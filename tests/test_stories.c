@@ -352,11 +352,10 @@ TEST(builtin) {
         Stories *stories = stories_open_builtin(7, heldout, 3, 20);
         Error err = {0};
         StoryPiece piece;
-        double sum = 0;
         uint64_t count = 0;
         while (stories_next(stories, &piece, &err) == 1) {
             Buffer text = {0};
-            sum += grammar_story(7, heldout, 3 + count, &text);
+            CHECK(grammar_story(7, heldout, 3 + count, &text) < 0);
             CHECK(piece.ends_story && piece.story == count && piece.size == text.size && piece.size > 0);
             CHECK(memcmp(piece.bytes, text.data, text.size) == 0);
             CHECK(grammar_is_heldout(piece.bytes, piece.size) == heldout);
@@ -364,7 +363,6 @@ TEST(builtin) {
             count++;
         }
         CHECK(count == 20);
-        CHECK(stories_log_probability(stories) == sum && sum < 0);
         stories_close(stories);
     }
 }
