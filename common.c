@@ -108,10 +108,28 @@ bool error_prefix(Error *err, const char *format, ...) {
 
 /* ---- memory ---- */
 
+static void (*memory_hook)(void *);
+static void *memory_hook_user;
+
+void set_memory_hook(void (*hook)(void *user), void *user) {
+    memory_hook = hook, memory_hook_user = user;
+}
+
+/* Ends the process, once: another thread that gets here waits for that, and where the hook itself does not get what
+ * it needs there is no more to be done. */
 static void out_of_memory(size_t size) {
-    fprintf(stderr,
-            "train_gpt: out of memory: %zu bytes could not be had; use a smaller model, -micro or data\n",
-            size);
+    static atomic_flag ending = ATOMIC_FLAG_INIT;
+    static _Thread_local bool ends;
+    if (ends) _exit(EXIT_FAILED);
+    while (atomic_flag_test_and_set(&ending)) pause();
+    ends = true;
+    fprintf(
+        stderr,
+        "train_gpt: error: out of memory: %zu bytes could not be had; end other programs, raise the limit "
+        "(ulimit "
+        "-v, the container's), or take less: text in more and smaller stories, a smaller model, -micro 1\n",
+        size);
+    if (memory_hook) memory_hook(memory_hook_user);
     exit(EXIT_FAILED);
 }
 

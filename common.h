@@ -45,6 +45,8 @@ bool error_prefix(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 
 /* ---- memory ---- */
 /* Like malloc, calloc, realloc; never NULL for size > 0: out of memory prints one line, exits 1. */
+/* Called once where memory is not to be had, after that was said and before the process ends; in any thread. */
+void set_memory_hook(void (*hook)(void *user), void *user);
 void *xmalloc(size_t size);
 void *xcalloc(size_t count, size_t size);
 void *xrealloc(void *pointer, size_t size);

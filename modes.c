@@ -153,9 +153,9 @@ static bool open_heldout_text(App *app, const char *path) {
         char *tokens = xformat("%s/tokens", folder), *pattern = xformat("%s/heldout-*.bin", tokens);
         const DataSource source = {.data = path, .heldout = path, .threads = (int)app->options.threads};
         DataFacts facts;
+        app->scratch = xstrdup(folder);
         done = data_write_shards(&source, app->bpe, tokens, &facts, &app->err);
         if (done) app->heldout = shards_open(pattern, app->bpe, &app->err);
-        app->scratch = xstrdup(folder);
         free(pattern);
         free(tokens);
     }

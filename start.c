@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "app.h"
 #include "sgemm.h"
@@ -194,6 +195,49 @@ AttentionShape attention_shape(const GptSetup *setup) {
                             .deterministic = setup->deterministic};
 }
 
+/* The number after `key` in a file of the system; `otherwise` where there is none. */
+static size_t number_in(const char *path, const char *key, size_t otherwise) {
+    FILE *file = fopen(path, "re");
+    char line[256];
+    size_t number = otherwise;
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%zu", &number) == 1) break;
+    if (file) fclose(file);
+    return number;
+}
+
+/* What this host has left; SIZE_MAX: not known, and of those below: there is no such limit. */
+static size_t memory_of_host(void) {
+    const size_t kilobytes = number_in("/proc/meminfo", "MemAvailable:", SIZE_MAX);
+    return kilobytes <= SIZE_MAX / 1024 ? kilobytes * 1024 : SIZE_MAX;
+}
+
+/* ... and this process until `ulimit -v`. */
+static size_t memory_of_process(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+    const size_t mapped = number_in("/proc/self/status", "VmSize:", 0) * 1024;
+    return limit.rlim_cur > mapped ? (size_t)limit.rlim_cur - mapped : 0;
+}
+
+/* ... and the container or service, a control group of version 2 or 1 that sees itself as the root; of what it uses,
+ * pages of files that were read are given back when needed. */
+static size_t memory_of_group(void) {
+    static const char *const files[][4] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+                                            "/sys/fs/cgroup/memory.stat", "inactive_file "},
+                                           {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                                            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+                                            "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file "}};
+    size_t least = SIZE_MAX;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const size_t most = number_in(files[i][0], "", SIZE_MAX); /* "max": none */
+        const size_t used = number_in(files[i][1], "", 0), idle = number_in(files[i][2], files[i][3], 0);
+        const size_t taken = used > idle ? used - idle : 0, left = most > taken ? most - taken : 0;
+        if (most != SIZE_MAX && left < least) least = left;
+    }
+    return least;
+}
+
 /* Bytes of the device's memory that can be had (on a CPU: without swapping); 0 where the system does not say. */
 static size_t memory_available(const App *app) {
     const size_t sharers = (size_t)app->ranks.local_count; /* ranks of this host, which take as much each */
@@ -202,13 +246,9 @@ static size_t memory_available(const App *app) {
         app->ops->memory(app->stream, &free_bytes, &total_bytes);
         return free_bytes;
     }
-    FILE *file = fopen("/proc/meminfo", "re");
-    char line[256];
-    size_t kilobytes = 0;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
-    if (file) fclose(file);
-    return kilobytes <= SIZE_MAX / 1024 ? kilobytes * 1024 / sharers : 0;
+    const size_t host = memory_of_host(), group = memory_of_group(), process = memory_of_process();
+    const size_t share = (host < group ? host : group) / sharers, least = process < share ? process : share;
+    return least == SIZE_MAX ? 0 : least > 0 ? least : 1;
 }
 
 /* The plan's total for other sizes of micro-batch, model or attention: what lowering a flag would give. */

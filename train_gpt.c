@@ -197,6 +197,14 @@ static void free_app(App *app) {
     free(app->folder);
 }
 
+/* The process ends for want of memory: what a start or a mode has begun does not stay. */
+static void clean_up(void *user) {
+    App *app = user;
+    finish_line(app);
+    undo_start(app);
+    if (app->scratch) folder_remove(app->scratch, NULL);
+}
+
 int main(int argc, char **argv) {
     compare_follow_parent();
     if (!open_standard_streams()) return EXIT_FAILED; /* nowhere to say why */
@@ -206,6 +214,7 @@ int main(int argc, char **argv) {
                .started = seconds_now(),
                .code = EXIT_FAILED,
                .report = stderr};
+    set_memory_hook(clean_up, &app);
     const Options *o = &app.options;
     bool done = options_parse(&app.options, argc, argv, &app.err), training = false;
     if (!done) app.code = EXIT_USAGE;

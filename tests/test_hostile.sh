@@ -323,6 +323,32 @@ not_writable() {
 }
 run_as 'folders that cannot be written or read' not_writable
 
+# ---- a limit of memory (ulimit -v), in KiB ----
+# One line, and nothing is left of what was begun; an old run that -force had moved aside is back.
+out_of_memory() {
+    yes abcdefgh | tr -d '\n' | head -c 300000000 | gzip -1 > bomb.txt.gz
+    local run="-tokenize -data bomb.txt.gz -vocab 300 -device cpu -threads 2" status=0
+    (ulimit -v 600000 && exec "$program" -version) > out 2> err || { echo 'the program needs more than this'; exit 77; }
+    (ulimit -v 600000 && exec "$program" $run -run run) > out 2> err || status=$?
+    [[ $status == 1 && $(wc -l < err) == 1 && ! -e run ]]
+    holds err '^train_gpt: error: out of memory: [0-9]* bytes could not be had; end other'
+    "$program" $small -steps 2 -run run > out
+    cp -r run before
+    (ulimit -v 600000 && exec "$program" $run -run run -force) > out 2> err || status=2
+    [[ $status == 2 && $(wc -l < err) == 1 && ! -e run.old-1 ]]
+    diff -r -x lock before run
+    mkdir temporary
+    (ulimit -v 600000 && TMPDIR=$PWD/temporary exec "$program" -evaluate -load run -heldout bomb.txt.gz -threads 2) > out 2> err || status=3
+    [[ $status == 3 && $(wc -l < err) -le 2 ]]
+    holds err '^train_gpt: error: out of memory: '
+    rmdir temporary
+    # A plan that does not fit is refused beforehand.
+    (ulimit -v 600000 && exec "$program" -dry-run -batch 512 -micro 512 -attention naive) > out 2> err || status=4
+    [[ $status == 4 ]]
+    holds err '^train_gpt: error: not enough memory: the run needs .*, free are [0-9.]* MB'
+}
+run_as 'memory that is limited' out_of_memory
+
 # ---- a limit of the size of files (ulimit -f), in KiB ----
 small_files() {
     local status=0
