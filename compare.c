@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -163,8 +164,9 @@ static char **run_arguments(int argc, char **argv, char *const *more, char *back
     char **arguments = xcalloc((size_t)argc + n_more + LAST + 1, sizeof *arguments);
     for (int i = 0; i < argc; i++) {
         /* No value can look like that: a flag in a value's place is refused. */
-        const char *name = argv[i] + strspn(argv[i], "-");
-        const bool is_compare = i > 0 && argv[i][0] == '-' && strncmp(name, "compare", 7) == 0;
+        const bool is_flag = i > 0 && argv[i][0] == '-';
+        const char *name = argv[i] + (is_flag ? 1 + (argv[i][1] == '-') : 0);
+        const bool is_compare = is_flag && strncmp(name, "compare", 7) == 0;
         if (is_compare && name[7] == '\0') i++;
         else if (!is_compare || name[7] != '=') arguments[count++] = argv[i];
     }
@@ -188,8 +190,15 @@ void compare_follow_parent(void) {
     static int pipe_end;
     const char *text = getenv(follow_variable);
     if (!text) return;
-    pipe_end = (int)strtol(text, NULL, 10);
+    /* No standard stream, which somebody else could have meant: that would end us with what is typed. */
+    char *end;
+    struct stat status;
+    const long number = strtol(text, &end, 10);
+    const bool is_pipe = *end == 0 && number > STDERR_FILENO && number <= INT_MAX &&
+                         fstat((int)number, &status) == 0 && S_ISFIFO(status.st_mode);
     unsetenv(follow_variable);
+    if (!is_pipe) return;
+    pipe_end = (int)number;
     /* Signals are for the other threads. */
     sigset_t all, before;
     pthread_t thread;
@@ -324,7 +333,8 @@ static size_t most_evals(const Comparison *comparison) {
 }
 
 /* Evaluation number n of a run; NULL: it has none. The n-th evaluations are held against each other: with
- * -steps they are at the same step, with -minutes at about the same share of the time. */
+ * -steps they are at the same step, with -minutes at about the same share of the time; a difference is that of a
+ * step. */
 static const CompareEval *eval_of(const CompareBackend *backend, size_t n) {
     return n < backend->n_evals ? &backend->evals[n] : NULL;
 }
@@ -334,7 +344,7 @@ static double difference(const Comparison *comparison, size_t i, size_t n) {
     const CompareEval *ours = eval_of(&comparison->backend[i], n),
                       *theirs = reference < comparison->count ? eval_of(&comparison->backend[reference], n)
                                                               : NULL;
-    return ours && theirs ? ours->loss - theirs->loss : NAN;
+    return ours && theirs && ours->step == theirs->step ? ours->loss - theirs->loss : NAN;
 }
 
 enum { LABEL_COLUMNS = 28, COLUMNS = 13 };

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -72,7 +73,7 @@ static const Option table[] = {
          "text to learn from: a file, a .gz of one, a folder whose .txt and .txt.gz files are read (not "
          "deeper), or token shards: a .bin file or a quoted glob of them, which are used where they lie"),
     TEXT("heldout", heldout, DATA, FIXED, "PATH", PATH_BYTES,
-         "every 20th story; under 20 stories, the last 5 % of the text",
+         "1,000 built-in stories; of text every 20th story, under 20 stories the last 5 %",
          "text to evaluate on; with -data of shards it is needed, and shards too"),
     TEXT("tokenizer", tokenizer, DATA, FIXED, "PATH", PATH_BYTES,
          "trained on the training side; with shards, merges.txt beside them",
@@ -157,7 +158,7 @@ static const Option table[] = {
         "write -samples stories to stdout, with the model of -load (else of -run, else of the newest run)"),
     SWITCH("evaluate", evaluate, MODE, CALL,
            "print that model's loss on its run's held-out side, or on -heldout PATH (text or shards)"),
-    TEXT("compare", compare, MODE, CALL, "A,B", PATH_BYTES, "no comparison",
+    TEXT("compare", compare, MODE, CALL, "A,B", PATH_BYTES, NULL,
          "train with each attention backend named (naive,flash): the same seed, data and -steps (or -minutes "
          "for each); show them side by side; the runs and compare.json go into -run DIR (default: a new "
          "runs/compare-...)"),
@@ -249,10 +250,16 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b, size_t 
     return last[b_size];
 }
 
-/* The flag that was probably meant: at most a third of the letters are wrong. NULL: none is near. */
+/* The flag that was probably meant: the shortest that begins so, else one of which at most a third of the letters are
+ * wrong. NULL: none is near. */
 static const char *nearest_name(const char *name, size_t length) {
     if (length > NAME_BYTES) length = NAME_BYTES;
     const char *nearest = NULL;
+    for (size_t i = 0; i < OPTIONS && length >= 3; i++)
+        if (strncmp(table[i].name, name, length) == 0 &&
+            (!nearest || strlen(table[i].name) < strlen(nearest)))
+            nearest = table[i].name;
+    if (nearest) return nearest;
     size_t best = 1 + (length < 4 ? 1 : length < 6 ? 2 : length / 3); /* one more than may be wrong */
     for (size_t i = 0; i < OPTIONS; i++) {
         const size_t distance = edit_distance(name, length, table[i].name, strlen(table[i].name));
@@ -270,7 +277,8 @@ static void allowed_values(const Option *option, char *text, size_t size) {
         snprintf(text, size, "a whole number in decimal, %.0f to %.0f", option->min, option->max);
         break;
     case TYPE_REAL:
-        snprintf(text, size, "a number, %g to %g", option->min, option->max);
+        snprintf(text, size, "a number, %s%g to %g", option->min > 0 ? "" : "0 or ",
+                 option->min > 0 ? option->min : (double)FLT_MIN, option->max);
         break;
     case TYPE_TEXT:
         snprintf(text, size, "%.0f to %.0f bytes of UTF-8", option->min, option->max);
@@ -284,12 +292,14 @@ static void allowed_values(const Option *option, char *text, size_t size) {
     }
 }
 
-/* No hexadecimal, no "nan", no "inf", no space: what strtod takes beyond the numbers that people write. */
+/* No hexadecimal, no "nan", no "inf", no space: what strtod takes beyond the numbers that people write; nor one that
+ * is not 0 and becomes it in fp32, in which most of them are used. */
 static bool parse_real(const char *text, double *value) {
     if (!*text || text[strspn(text, "0123456789.eE+-")]) return false;
     char *end;
+    errno = 0;
     *value = strtod(text, &end);
-    return *end == 0 && isfinite(*value);
+    return *end == 0 && errno != ERANGE && isfinite(*value) && (*value == 0 || fabs(*value) >= FLT_MIN);
 }
 
 static bool parse_int(const char *text, int64_t *value) {
@@ -424,12 +434,11 @@ static void print_wrapped(FILE *out, const char *text, size_t *column) {
 /* "(1 to 65536; default 1024)" */
 static void range_and_default(const Option *option, char *text, size_t size) {
     char standard[128] = "", range[64] = "";
+    const bool number = option->type == TYPE_INT || option->type == TYPE_REAL;
     if (option->automatic) snprintf(standard, sizeof standard, "default: %s", option->automatic);
     else if (option->text) snprintf(standard, sizeof standard, "default %s", option->text);
-    else if (option->type != TYPE_SWITCH)
-        snprintf(standard, sizeof standard, "default %.15g", option->number);
+    else if (number) snprintf(standard, sizeof standard, "default %.15g", option->number);
     /* A limit that only keeps arithmetic safe tells a reader nothing. */
-    const bool number = option->type == TYPE_INT || option->type == TYPE_REAL;
     if (number && option->max < 1e6) snprintf(range, sizeof range, "%g to %.15g; ", option->min, option->max);
     else if (number && option->min > 0) snprintf(range, sizeof range, "%g or more; ", option->min);
     if (*standard) snprintf(text, size, "(%s%s)", range, standard);
@@ -442,7 +451,8 @@ static void print_changeable(FILE *out) {
     size_t column = HELP_INDENT;
     print_wrapped(out, "its settings are taken from it. These can be changed:", &column);
     for (const Option *option = table; option < table + OPTIONS; option++) {
-        if (option->keep != FREE && option->keep != UPWARD) continue;
+        const bool of_machine = option->keep == CALL && option->group == MACHINE;
+        if (option->keep != FREE && option->keep != UPWARD && !of_machine) continue;
         char name[NAME_BYTES + 16];
         snprintf(name, sizeof name, "-%s%s", option->name, option->keep == UPWARD ? " (upward)" : "");
         print_wrapped(out, name, &column);
@@ -476,8 +486,8 @@ void options_print_help(FILE *out) {
     fprintf(out,
             "\nIn text, <|endoftext|> separates stories. One SIGINT, SIGTERM or SIGUSR1 finishes the step, "
             "saves\n"
-            "and stops; a second stops at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143, 138\n"
-            "stopped by such a signal.\n");
+            "and stops; a second, half a second later, stops at once. Exit codes: 0 done, 1 failed, 2 wrong\n"
+            "usage, 130, 143, 138 stopped by such a signal.\n");
 }
 
 /* ---- JSON ---- */
@@ -554,10 +564,19 @@ static bool set_from_json(Options *options, const Option *option, json_t *value)
     return false;
 }
 
+char *options_value_text(const json_t *value) {
+    if (!value || json_is_null(value)) return xstrdup("none");
+    if (!json_is_real(value)) return json_dumps(value, JSON_ENCODE_ANY);
+    char text[40];
+    int digits = 1;
+    do snprintf(text, sizeof text, "%.*g", digits, json_real_value(value));
+    while (strtod(text, NULL) != json_real_value(value) && ++digits <= 17);
+    return xstrdup(text);
+}
+
 /* A flag that differs from the run's setting. */
 static bool refuse_change(const Option *option, json_t *theirs, json_t *ours, Error *err) {
-    char *run = json_is_null(theirs) ? xstrdup("none") : json_dumps(theirs, JSON_ENCODE_ANY);
-    char *found = json_is_null(ours) ? xstrdup("none") : json_dumps(ours, JSON_ENCODE_ANY);
+    char *run = options_value_text(theirs), *found = options_value_text(ours);
     error_set(
         err,
         "-%s cannot %s when a run goes on: the run has %.100s, found %.100s; leave the flag out or start "

@@ -66,6 +66,8 @@ void options_print_help(FILE *out);
 /* All settings as a JSON object, in the table's order: -print-config and run.json. Flags that say what this
  * one call does (-run, -resume, -generate ...) are no settings and left out. */
 json_t *options_to_json(const Options *options);
+/* A value of it for people, to be freed: a number by the fewest digits that read back as it, null (or NULL) "none". */
+char *options_value_text(const json_t *value);
 /* On resume: takes every setting that was not given on the command line from a run's settings (text is then
  * owned by `settings`, which must live on); a given flag that differs from the run's and may not change (or
  * that may only be raised, and is lower) is refused with both values. Settings are held to the same types and ranges as flags; a key that is missing

@@ -77,10 +77,10 @@ bool check_same_start(App *app) {
     json_object_foreach(ours, key, value) {
         json_t *other = json_object_get(app->lead, key);
         if (!same || (other && json_equal(value, other))) continue;
-        char *found = json_dumps(value, JSON_ENCODE_ANY), *expected = json_dumps(other, JSON_ENCODE_ANY);
+        char *found = options_value_text(value), *expected = options_value_text(other);
         app->code = EXIT_USAGE;
         same = error_set(&app->err, "%s is %s here and %s on rank 0; give all ranks the same flags", key,
-                         found, expected ? expected : "no flag");
+                         found, expected);
         free(found);
         free(expected);
     }

@@ -72,6 +72,10 @@ static void use_tokenizer(App *app, Bpe *bpe, char *from) {
 }
 
 bool load_tokenizer(App *app, const char *path) {
+    const size_t size = strlen(path);
+    if (size > 5 && strcmp(path + size - 5, ".json") == 0 && file_exists(path))
+        return error_set(
+            &app->err, "-tokenizer %s: a file of merges is wanted, as merges.txt beside it, or a run", path);
     char *from = merges_path(path);
     Bpe *bpe = bpe_load(from, &app->err);
     if (bpe) use_tokenizer(app, bpe, from);

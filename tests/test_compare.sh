@@ -72,6 +72,8 @@ minutes_for_each() {
     [ -d "${made[0]}/naive" ]
     [ -d "${made[0]}/flash" ]
     [ -s "${made[0]}/compare.json" ]
+    # Losses of different steps have no difference.
+    lacks out '^  step [0-9]*, [0-9]* .*e[-+]'
     # A comparison is not taken for the newest run.
     refused 1 'no run under' -generate
 }
@@ -134,6 +136,19 @@ nobody_is_left() { # NAME SIGNAL...
     [ -n "$(newest "$run/naive")" ]
 }
 
+# Each run has the flags as they were typed, but for -compare; a value that begins with dashes is one.
+flags_of_each() {
+    "$program" --compare=naive,flash $train -steps 1 -run flags -prompt ---compare -keep 1 >out 2>err
+    grep -q '"prompt": "---compare"' flags/naive/run.json
+    grep -q '"keep": 1' flags/flash/run.json
+}
+# What follows a comparison's end is a pipe; whatever else the variable holds ends nothing.
+no_pipe() {
+    for value in x 0 2 9 77777777777; do
+        TRAIN_GPT_COMPARE_PIPE=$value "$program" $train -steps 1 -run "pipe-$value" </dev/null >out 2>err
+    done
+}
+
 wrong_usage() {
     refused 2 'leave -attention out' -compare naive,flash -attention naive
     refused 2 'expected names' -compare naive,,flash
@@ -156,9 +171,10 @@ wrong_usage() {
 }
 
 for test in two_backends json_tells_the_same shards_used_where_they_lie minutes_for_each none_that_fits \
-    one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends wrong_usage; do
+    one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends \
+    flags_of_each no_pipe wrong_usage; do
     run_test $test
 done
-run_test nobody_is_left signals INT INT
+run_test nobody_is_left signals INT TERM
 run_test nobody_is_left killed KILL
 finish

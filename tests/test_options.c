@@ -103,6 +103,14 @@ TEST(real_numbers) {
     CHECK(parse("-lr 3e-4") && options.lr == 3e-4);
     CHECK(parse("-lr .5") && options.lr == 0.5);
     CHECK(parse("-lr 0") && options.lr == 0);
+    /* What would be used as 0 is refused; 0 itself has a meaning. */
+    static const char *const tiny[] = {"-clip",         "-lr",    "-min-lr", "-temperature",
+                                       "-weight-decay", "-beta1", "-top-p"};
+    for (size_t i = 0; i < sizeof tiny / sizeof tiny[0]; i++) {
+        CHECK_MSG(!parse_pair(tiny[i], "1e-50") && says("0 or 1.17549e-38 to"), "%s 1e-50: %s", tiny[i],
+                  err.text);
+        CHECK(!parse_pair(tiny[i], "1e-400") && parse_pair(tiny[i], "0.0"));
+    }
     CHECK(!parse("-beta2 1") && !parse("-dropout 1") && !parse("-top-p 1.01") && !parse("-minutes 0"));
 }
 
@@ -129,7 +137,8 @@ TEST(text_and_choices) {
 TEST(unknown_flags_name_the_nearest) {
     static const char *const pairs[][2] = {{"-stesp", "-steps"},           {"-attension", "-attention"},
                                            {"-eval_every", "-eval-every"}, {"-minlr", "-min-lr"},
-                                           {"-Generate", "-generate"},     {"--chanels=3", "-channels"}};
+                                           {"-Generate", "-generate"},     {"--chanels=3", "-channels"},
+                                           {"-temp", "-temperature"},      {"-sample-t", "-sample-tokens"}};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         char wanted[64];
         snprintf(wanted, sizeof wanted, "did you mean %s?", pairs[i][1]);
@@ -248,6 +257,8 @@ TEST(resuming) {
     CHECK(resume("-steps 4", "{\"steps\": null}", &settings));
     json_decref(settings);
     CHECK(!resume("-lr 0.5", "{\"lr\": 0.25}", &settings) && says("-lr") && says("0.25") && says("0.5"));
+    json_decref(settings);
+    CHECK(!resume("-lr 0.3", "{\"lr\": 0.10000000000000001}", &settings) && says("has 0.1, found 0.3;"));
     json_decref(settings);
     CHECK(!resume("-minutes 1", "{\"minutes\": null}", &settings) && says("has none, found 1"));
     json_decref(settings);
