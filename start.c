@@ -590,6 +590,13 @@ bool open_windows(App *app, uint64_t otherwise) {
                              "%" PRIu64 " or less, or give more text",
                              o->batch, counted(epoch, "window", "windows").text, T, epoch);
     }
+    const uint64_t tokens_held = shards_tokens(app->heldout);
+    if (o->evaluate && tokens_held <= T) /* a loaded model's window is as it is */
+        return error_set(&app->err,
+                         "held-out side: there are %" PRIu64
+                         " tokens, and a window of the model needs %zu; give "
+                         "more text by -heldout",
+                         tokens_held, T + 1);
     app->windows = batches_open(app->heldout, T, 0, false, &app->err);
     if (!app->windows)
         return error_prefix(&app->err,
@@ -763,7 +770,10 @@ static bool plan_training(App *app) {
  * behind. */
 bool lead_start(App *app) {
     const Options *o = &app->options;
-    if (!find_inputs(app) || (!o->tokenize && !plan_model(app, true, share_of_batch(app)))) return false;
+    if (!find_inputs(app)) return false;
+    const bool planned = o->tokenize || plan_model(app, true, share_of_batch(app));
+    if (!planned && o->dry_run && app->plan.total > 0) print_tables(app); /* what it is that does not fit */
+    if (!planned) return false;
     if (o->dry_run)
         return look_at_run(app) && (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
                memory_plan_process(&app->setup, &app->plan, &app->err);

@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
         done = train(&app);
     }
     /* A run goes on without its terminal; of everything else what it prints is the result. */
-    if (done && !training) done = flush_output(&app, stdout);
+    if (done && (!training || o->dry_run)) done = flush_output(&app, stdout);
     finish_line(&app);
     fflush(app.report);
     const int code = done ? app.stopped : app.code;

@@ -24,7 +24,7 @@ enum {
 };
 
 struct Stream {
-    int threads;
+    int threads, asked; /* asked: more than that, where OpenMP gives fewer */
     /* Room for the blocks' partial sums and the rotary angles; grows in the first step, then stays. */
     float *partial;
     size_t partial_floats;
@@ -43,11 +43,16 @@ static Stream *cpu_open(int index, int threads, Error *err) {
     (void)index, (void)err;
     Stream *stream = (Stream *)xcalloc(1, sizeof *stream);
 #if defined(_OPENMP)
+    /* The order of sums hangs on the number of threads: it must not vary, and be the one that is told. */
+    omp_set_dynamic(0);
     if (threads > 0) omp_set_num_threads(threads);
-    stream->threads = omp_get_max_threads();
+    stream->asked = omp_get_max_threads();
+#pragma omp parallel
+#pragma omp single
+    stream->threads = omp_get_num_threads();
 #else
     (void)threads;
-    stream->threads = 1;
+    stream->threads = stream->asked = 1;
 #endif
     return stream;
 }
@@ -62,7 +67,10 @@ static void cpu_synchronize(Stream *stream) {
 }
 
 static void cpu_describe(Stream *stream, char *text, size_t size) {
-    snprintf(text, size, "%d thread%s, %s, %s", stream->threads, stream->threads == 1 ? "" : "s",
+    char fewer[64] = "";
+    if (stream->threads < stream->asked)
+        snprintf(fewer, sizeof fewer, " (OpenMP gives no more; asked for: %d)", stream->asked);
+    snprintf(text, size, "%d thread%s%s, %s, %s", stream->threads, stream->threads == 1 ? "" : "s", fewer,
              simd_name(simd_level()), sgemm_library());
 }
 

@@ -277,6 +277,38 @@ encoding() {
     fi
 }
 
+# What was asked for and could not be written is a failure.
+full_output() {
+    [ -e /dev/full ] || { echo 'no /dev/full'; exit 77; }
+    local flags status
+    for flags in -dry-run -help -version -print-config '-evaluate -load run' '-generate -load run -sample-tokens 3'; do
+        status=0
+        "$program" $flags >/dev/full 2>err || status=$?
+        [ $status = 1 ] || say_and_fail "$flags: exit code $status"
+        holds err 'error: cannot write to stdout'
+    done
+}
+too_large() {
+    local status=0
+    "$program" -device cpu -dry-run -layers 999 -channels 8192 -heads 64 -attention naive >out 2>err || status=$?
+    [ $status = 1 ]
+    holds err 'error: not enough memory: the run needs '
+    holds out '^  shape  *999 layers of 8192'
+    holds out 'B  in all; free: '
+}
+# The number of threads that there are, not the one that was asked for.
+fewer_threads() {
+    OMP_THREAD_LIMIT=1 "$program" -device cpu -threads 2 -dry-run >out 2>err
+    "$program" -device cpu -threads 2 -dry-run >two 2>err
+    grep -q ' 2 threads, ' two || { echo 'this build has no OpenMP'; exit 77; }
+    holds out ' 1 thread (OpenMP gives no more; asked for: 2), '
+}
+too_short() {
+    printf 'Anna' >short.txt
+    ends_with 1 "$program" -evaluate -load run -heldout short.txt
+    holds err 'there are [0-9]* tokens, and a window of the model needs [0-9]*; give more text by -heldout'
+}
+
 wrong_usage() {
     refused 2 'did you mean -steps' -stesp 5
     refused 2 'there is no flag -colour; see -help' -colour 5
@@ -541,7 +573,8 @@ not_finite_ends_a_run() {
     [ "$(newest wild)" -lt "$bad" ]
 }
 
-for test in trains log_is_json runs_twice_the_same resume_is_bit_equal resume_of_a_finished_run \
+for test in trains full_output too_large fewer_threads too_short log_is_json runs_twice_the_same \
+    resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
     failed_starts tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
