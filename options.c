@@ -109,7 +109,7 @@ static const Option table[] = {
               "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FIXED, 0, 1e9, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
-    INT_AUTO("warmup", warmup, TRAINING, FIXED, 0, MANY, "50, or with -steps a fifth of them if that is less",
+    INT_AUTO("warmup", warmup, TRAINING, FIXED, 0, MANY, "50, or a fifth of the steps if that is less",
              "steps in which the learning rate rises from 0"),
     REAL("weight-decay", weight_decay, TRAINING, FIXED, 0.1, 0, 100, "of matrices and embeddings"),
     REAL("beta1", beta1, TRAINING, FIXED, 0.9, 0, 0.99999, "AdamW's mean of the gradient"),

@@ -238,6 +238,13 @@ static void write_report(App *app) {
 
 /* ---- training: the schedule ---- */
 
+/* Whether a setting was chosen for this number of steps, by its key in JSON. */
+static bool is_chosen(const App *app, const char *key) {
+    for (size_t i = 0; i < json_array_size(app->chosen); i++)
+        if (strcmp(json_string_value(json_array_get(app->chosen, i)), key) == 0) return true;
+    return false;
+}
+
 /* Once the number of steps is known, so is what hangs on it; written into the run, so that a resume finds it.
  * times: how often in the run what was left open is done, in the order of list_chosen; NULL: as often as is
  * usual. */
@@ -250,8 +257,9 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
         if (!is_auto(*list[i].value)) continue;
         json_array_append_new(app->chosen, json_string(list[i].key));
         /* With -minutes the first steps were taken before the number was known: in the usual warm-up. */
-        const bool short_run = o->minutes == OPTION_AUTO && steps / 5 < DEFAULT_WARMUP;
-        if (list[i].most == 0) *list[i].value = short_run ? steps / 5 : DEFAULT_WARMUP;
+        const int64_t made = o->minutes == OPTION_AUTO ? 0 : (int64_t)app->state.step;
+        const int64_t fifth = steps / 5 > made ? steps / 5 : made;
+        if (list[i].most == 0) *list[i].value = fifth < DEFAULT_WARMUP ? fifth : DEFAULT_WARMUP;
         else if (times) *list[i].value = (int64_t)ceil((double)steps / times[i]);
         else *list[i].value = (steps + list[i].most - 1) / list[i].most;
     }
@@ -260,11 +268,13 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
 }
 
 /* Linear to -lr, then a cosine to -min-lr (Loshchilov and Hutter 2017): a function of step, -steps and -warmup
- * alone. With -minutes the cosine begins only after the steps that are timed to find -steps, whatever the
- * warm-up, so that the rate does not jump when they are found. */
-static double learning_rate(const Options *o, uint64_t step) {
+ * alone, and of who chose that. With -minutes the cosine begins only after the steps that are timed to find -steps,
+ * whatever the warm-up, and one that was cut then still rises as it did before: a resume from before gives the same. */
+static double learning_rate(const App *app, uint64_t step) {
+    const Options *o = &app->options;
     const double warmup = is_auto(o->warmup) ? DEFAULT_WARMUP : (double)o->warmup, at = (double)step;
-    if (at < warmup) return o->lr * (at + 1) / warmup;
+    const bool cut = o->minutes != OPTION_AUTO && is_chosen(app, "warmup");
+    if (at < warmup) return o->lr * (at + 1) / (cut ? DEFAULT_WARMUP : warmup);
     const double timed = o->minutes == OPTION_AUTO ? 0 : UNTIMED_DIRECT + TIMED_STEPS;
     const double flat = warmup < timed ? timed : warmup; /* the step up to which -lr is kept */
     if (at < flat || is_auto(o->steps)) return o->lr;
@@ -291,6 +301,7 @@ static double mean_step_seconds(const App *app) {
 /* What rank 0 has settled by the clock, so that no rank settles it otherwise. */
 static bool share_schedule(App *app, bool done) {
     Options *o = &app->options;
+    const bool open = is_auto(o->warmup);
     if (!all_ranks(app, done)) return false;
     int64_t *const shared[] = {&o->steps,  &o->eval_every, &o->sample_every, &o->checkpoint_every,
                                &o->warmup, &o->eval_tokens};
@@ -305,6 +316,8 @@ static bool share_schedule(App *app, bool done) {
     buffer_free(&bytes);
     for (size_t i = 0; i < SHARED; i++) *shared[i] = values[i];
     app->eval_windows = (uint64_t)values[SHARED];
+    if (open && !is_auto(o->warmup) && !is_chosen(app, "warmup")) /* by rank 0, which has noted it */
+        json_array_append_new(app->chosen, json_string("warmup"));
     if (!is_auto(o->steps)) app->state.total_steps = (uint64_t)o->steps;
     return true;
 }
@@ -379,7 +392,11 @@ static bool fit_steps(App *app) {
     for (size_t i = 0; i < EVENTS; i++) left -= seconds[i] * times[i];
     if (!set_steps(app, (int64_t)app->state.step + (left > 0 ? (int64_t)(left / step) : 0), times))
         return false;
-    say(app, "%s into %g min", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes);
+    char warmup[48] = "";
+    if (is_chosen(app, "warmup") && o->warmup < DEFAULT_WARMUP)
+        snprintf(warmup, sizeof warmup, ", %" PRId64 " of them of warm-up", o->warmup);
+    say(app, "%s into %g min%s", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes,
+        warmup);
     return true;
 }
 
@@ -484,7 +501,7 @@ static bool take_step(App *app) {
     const double begun = seconds_now();
 
     ranks_in_steps(&app->ranks, true);
-    gpt_step_begin(app->gpt, app->state.step, (float)learning_rate(o, app->state.step));
+    gpt_step_begin(app->gpt, app->state.step, (float)learning_rate(app, app->state.step));
     for (uint64_t at = first; at < first + rows; at += B) {
         const size_t micro = first + rows - at < B ? (size_t)(first + rows - at) : B;
         if (!batches_get(app->batches, app->state.step * batch + at, micro, app->inputs, app->targets,
