@@ -145,6 +145,19 @@ minutes_are_fixed_once() {
     ends_with 0 "$program" -resume -run again -steps $steps && is_same again
 }
 run_as '-minutes' minutes_are_fixed_once
+# Few steps fit: the warm-up is cut, and who goes on from before that is known still rises as the run did.
+a_cut_warmup() {
+    local few="-stories 50 -vocab 300 -device cpu -threads 1 -layers 1 -heads 1 -channels 32 -ctx 32 -batch 256 -micro 64
+        -eval-tokens 64 -samples 0" last
+    rm -rf reference again
+    ends_with 0 "$program" $few -minutes 0.03 -keep 1000000 -checkpoint-every 1 -run reference || return
+    cp -r reference again
+    find again/checkpoints -name 'step-*' | sort | tail -n +3 | xargs rm -r
+    ends_with 0 "$program" -resume -run again || return
+    last=$(newest reference)
+    cmp "$(step_of reference "$last")/model.safetensors" "$(step_of again "$last")/model.safetensors"
+}
+run_as '-minutes, its warm-up cut' a_cut_warmup
 rm -rf reference again
 mv cosine reference
 
