@@ -165,7 +165,7 @@ mv cosine reference
 # A value that differs from the run's, for every flag of the table that is a setting; those that may change are
 # taken, all others refused with both values.
 changeable='-attention -deterministic -micro -steps -eval-every -sample-every -samples -prompt -sample-tokens
-    -temperature -top-k -top-p -checkpoint-every -keep -device -precision -threads'
+    -temperature -top-k -top-p -checkpoint-every -keep -device -precision -threads -timeout'
 help_lists_them() {
     diff <(printf '%s\n' $changeable) <("$program" -help | sed -n '/^when a run goes on/,/^$/p' | grep -o -e '-[a-z][a-z-]*')
 }
@@ -186,7 +186,7 @@ other_value() { # KEY VALUE
     vocab) echo 300 ;;
     top_p) echo 0.5 ;;
     beta1 | beta2) echo 0.5 ;;
-    min_lr) echo 1e-5 ;;
+    min_lr) echo 0.001 ;;
     dropout | lr | weight_decay | clip | temperature) echo 0.25 ;;
     *) echo $(($2 + 1)) ;;
     esac
@@ -205,6 +205,7 @@ each_flag() {
         else
             refused=$((refused + 1))
             [[ $value == null ]] && value=none
+            [[ $value =~ ^[0-9.e-]+$ ]] && value=$(printf '%.15g' "$value") # shorter where it is the same number
             if ((status != 2)) || [[ $(wc -l < err) != 1 ]] ||
                 ! grep -q -F -e "error: $flag cannot change when a run goes on: the run has $value, found " err ||
                 ! grep -q -F -e "$other" err; then
