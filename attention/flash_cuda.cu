@@ -21,9 +21,9 @@
  * only dS^T goes through shared memory, for dQ = dS K, in which each warp takes 16 queries and half the channels,
  * and adds to dQ's fp32 sums in memory, in the order of the accumulators' registers: whole lines at once. (3) dQ *
  * scale to bf16 and to its place.
- * These additions come in no fixed order. With `deterministic`, and for D = 128 where it is faster, the second
- * kernel leaves dQ out and another takes the third's place: 64 queries a block, keys as in the forward pass, S and
- * dP made once more (7 products instead of 5): bit-equal from run to run.
+ * These additions come in no fixed order. With `deterministic` the second kernel leaves dQ out and another
+ * takes the third's place: 64 queries a block, keys as in the forward pass, S and dP made once more (7
+ * products instead of 5): bit-equal from run to run.
  *
  * ROTARY POSITIONS, where the call asks for them: the forward kernel turns its block's queries in shared memory
  * before the first product, and writes them back for the backward pass; where that writes rows of dK and dQ, it
@@ -38,8 +38,8 @@
  * it a block may have (227 KB: compute capability 9.0, 163: 8.0 and 8.7, 99: 8.6 and 8.9):
  *     forward     copies ahead: 64 keys, where two blocks fit beside each other, else K and V in turns, and
  *                 at 99 KB and D 128 with 64 queries a block (a strip a warp)
- *     backward    D <= 64: 81 KB at most; D 96: 113 KB, D 128: 129 KB, at 99 KB one tile of queries instead of
- *                 two
+ *     backward    D <= 64: 81 KB at most; D 96: 113 KB, D 128: 145 KB, at 99 KB one tile of queries instead of
+ *                 two, and at D 128 64 keys and four warps
  *
  * ORDER. The block that has most to do first, so that the last ones are short; heads in groups whose keys and
  * values (or queries and gradients) stay in the GPU's cache together.
@@ -630,17 +630,11 @@ template <int D> __global__ static void __launch_bounds__(PREPARE_THREADS) prepa
     for (unsigned i = threadIdx.x * 4; i < QUERIES * D; i += PREPARE_THREADS * 4) store(sums + i, zeros);
 }
 
-/* Whether dQ's sums are added up in memory, unless the call wants them deterministic. Of larger heads a walk of its own
- * to dQ is the faster way. */
-static constexpr bool sums_queries(size_t D) {
-    return D <= 96;
-}
-
-template <int D, int STAGES> struct Backward {
-    static constexpr int WARPS = 8, THREADS = WARPS * WARP, ROWS = WARPS * STRIP; /* keys */
+template <int D, int WARPS_, int STAGES> struct Backward {
+    static constexpr int WARPS = WARPS_, THREADS = WARPS * WARP, ROWS = WARPS * STRIP; /* keys */
     static constexpr int KV_BYTES = ROWS * D * 2, TILE_BYTES = QUERIES * D * 2;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + TERMS_BYTES; /* Q, dO, lse, delta */
-    static constexpr int DS_BYTES = sums_queries(D) ? ROWS * QUERIES * 2 : 0;
+    static constexpr int DS_BYTES = ROWS * QUERIES * 2;
     static constexpr size_t BYTES = 2 * KV_BYTES + STAGES * STAGE_BYTES + DS_BYTES;
     static constexpr bool KV_IN_REGISTERS = D <= 64; /* 32 of them */
     /* dQ of a step, (QUERIES, D): each warp has a strip and, of PARTS warps on it, every PARTS-th 16 channels */
@@ -650,9 +644,10 @@ template <int D, int STAGES> struct Backward {
     static_assert(ANGLE_ROWS % ROWS == 0, "angles for all of the last block's rows");
 };
 
-template <int D, int STAGES>
-__global__ static void __launch_bounds__(Backward<D, STAGES>::THREADS, 1) backward_kernel(const Job job) {
-    typedef Backward<D, STAGES> F;
+template <int D, int WARPS, int STAGES>
+__global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS, 1)
+    backward_kernel(const Job job) {
+    typedef Backward<D, WARPS, STAGES> F;
     const Turn turn = turn_of(job, blockIdx.x);
     const unsigned lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4, warp = threadIdx.x / WARP;
     const unsigned C = job.C;
@@ -786,9 +781,9 @@ __global__ static void __launch_bounds__(Backward<D, STAGES>::THREADS, 1) backwa
 /* dQ's sums, in the order in which backward_kernel added them, to d_qkv: QUERIES rows of TOGETHER heads, which
  * are turned back by the same angles. */
 enum { TOGETHER = 2 };
-template <int D>
-__global__ static void __launch_bounds__(Backward<D, 1>::THREADS) finish_kernel(const Job job) {
-    typedef Backward<D, 1> F;
+template <int D, int WARPS, int STAGES>
+__global__ static void __launch_bounds__(Backward<D, WARPS, STAGES>::THREADS) finish_kernel(const Job job) {
+    typedef Backward<D, WARPS, STAGES> F;
     const unsigned group = blockIdx.x / job.tiles, groups = (job.H + TOGETHER - 1) / TOGETHER;
     const unsigned b = group / groups, h = group % groups * TOGETHER,
                    first = blockIdx.x % job.tiles * QUERIES;
@@ -1046,7 +1041,7 @@ static size_t flash_saved_bytes(const AttentionShape *shape) {
 /* dQ's sums, where they are used: floats for each padded row of each head. */
 static size_t flash_scratch_bytes(const AttentionShape *shape) {
     size_t bytes = 0;
-    if (!shape->training || shape->deterministic || !sums_queries(shape->D)) return 0;
+    if (!shape->training || shape->deterministic) return 0;
     if (shape->T > SIZE_MAX - QUERIES || !size_mul(shape->B, shape->H, &bytes) ||
         !size_mul(bytes, padded(shape->T), &bytes) || !size_mul(bytes, shape->D * sizeof(float), &bytes))
         return SIZE_MAX;
@@ -1123,24 +1118,23 @@ static void flash_forward(const AttentionCall *call) {
     FOR_D(call->D, forward_of<D>(call));
 }
 
-template <int D, int STAGES> static void backward_with(const AttentionCall *call) {
-    typedef Backward<D, STAGES> F;
+template <int D, int WARPS, int STAGES> static void backward_with(const AttentionCall *call) {
+    typedef Backward<D, WARPS, STAGES> F;
     Stream *stream = call->stream;
     Job job = job_of(call);
     const size_t rows = (size_t)job.heads * job.padded, tiles = rows / QUERIES;
-    const bool sums = sums_queries(D) && !call->deterministic;
-    job.dq = sums ? (float *)call->scratch : NULL;
+    job.dq = call->deterministic ? NULL : (float *)call->scratch;
 
     job.tiles = job.padded / QUERIES;
     launch(stream, "flash_mma backward, rows", prepare_kernel<D>, tiles, PREPARE_THREADS, 0, job);
-    plan_order(&job, stream, F::ROWS, 2 * D * sizeof(bf16) + (sums ? D * sizeof(float) : 0));
-    launch(stream, "flash_mma backward", backward_kernel<D, STAGES>, (size_t)job.heads * job.tiles,
+    plan_order(&job, stream, F::ROWS, 2 * D * sizeof(bf16) + (job.dq ? D * sizeof(float) : 0));
+    launch(stream, "flash_mma backward", backward_kernel<D, WARPS, STAGES>, (size_t)job.heads * job.tiles,
            F::THREADS, F::BYTES, job);
-    if (sums) {
+    if (job.dq) {
         job.tiles = job.padded / QUERIES;
         const size_t groups = call->B * ((call->H + TOGETHER - 1) / TOGETHER);
-        launch(stream, "flash_mma backward, dQ", finish_kernel<D>, groups * job.tiles, F::THREADS,
-               QUERIES * D * sizeof(bf16), job);
+        launch(stream, "flash_mma backward, dQ", finish_kernel<D, WARPS, STAGES>, groups * job.tiles,
+               F::THREADS, QUERIES * D * sizeof(bf16), job);
     } else {
         typedef QueryGradient<D> G;
         plan_order(&job, stream, QUERIES, 2 * D * sizeof(bf16));
@@ -1150,14 +1144,16 @@ template <int D, int STAGES> static void backward_with(const AttentionCall *call
 }
 
 template <int D> static void backward_of(const AttentionCall *call) {
-    constexpr size_t ahead = Backward<D, 2>::BYTES;
+    constexpr size_t ahead = Backward<D, 8, 2>::BYTES, single = Backward<D, 8, 1>::BYTES;
+    const size_t limit = shared_limit(call->stream);
     if constexpr (fits(LEAST, 1, ahead)) {
-        backward_with<D, 2>(call);
-    } else if (fits(shared_limit(call->stream), 1, ahead)) {
-        backward_with<D, 2>(call);
+        backward_with<D, 8, 2>(call);
+    } else if (fits(limit, 1, ahead)) {
+        backward_with<D, 8, 2>(call);
+    } else if constexpr (fits(LEAST, 1, single)) {
+        backward_with<D, 8, 1>(call);
     } else {
-        static_assert(fits(LEAST, 1, Backward<D, 1>::BYTES), "tiles for every GPU");
-        backward_with<D, 1>(call);
+        backward_with<D, 4, 1>(call);
     }
 }
 
