@@ -85,9 +85,9 @@ typedef struct App {
     Batches *batches, *windows;
     DataFacts facts; /* of the run's own tokens */
     bool has_facts;
-    double floor;          /* data_floor of the first floor_tokens of the held-out side */
-    uint64_t floor_tokens; /* 0: none yet */
     uint64_t eval_windows;
+    double floor; /* of an evaluation of floor_tokens */
+    uint64_t floor_tokens;
 
     /* model */
     const Ops *ops;
@@ -192,7 +192,7 @@ void undo_start(App *app);   /* a start that failed leaves what was there before
 
 typedef struct Evaluation {
     double loss, bits_per_byte; /* nats a token; NAN where no target has a byte */
-    double floor; /* of the loss, nats a token (data_floor); NAN on other ranks than the first */
+    double floor;               /* of the loss, on the rank that leads; NAN where none is known */
     uint64_t tokens;
 } Evaluation;
 

@@ -23,7 +23,7 @@
 /* ---- before ---- */
 
 bool compare_list(Comparison *comparison, const char *names, Error *err) {
-    *comparison = (Comparison){0};
+    *comparison = (Comparison){.count = 0};
     for (const char *at = names;; at++) {
         const size_t length = strcspn(at, ",");
         const size_t letters = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
@@ -126,8 +126,7 @@ static bool read_row(void *context, const RunRow *row, Error *err) {
         backend->evals = xrealloc(backend->evals, (backend->n_evals + 1) * sizeof *backend->evals);
         const json_int_t step = json_integer_value(json_object_get(json, "step"));
         backend->evals[backend->n_evals++] = (CompareEval){step > 0 ? (uint64_t)step : 0,
-                                                           number_at(json, "loss")};
-        backend->floor = number_at(json, "floor");
+                                                           number_at(json, "loss"), number_at(json, "floor")};
     } else if (strcmp(row->type, "end") == 0) {
         const json_t *attention = json_object_get(json, "attention");
         backend->peak_bytes = number_at(json, "peak_memory_bytes");
@@ -319,12 +318,6 @@ static size_t reference_of(const Comparison *comparison) {
     return i;
 }
 
-/* All evaluate on the same tokens. */
-static double floor_of(const Comparison *comparison) {
-    const size_t reference = reference_of(comparison);
-    return reference < comparison->count ? comparison->backend[reference].floor : NAN;
-}
-
 static size_t most_evals(const Comparison *comparison) {
     size_t most = 0;
     for (size_t i = 0; i < comparison->count; i++)
@@ -337,6 +330,12 @@ static size_t most_evals(const Comparison *comparison) {
  * step. */
 static const CompareEval *eval_of(const CompareBackend *backend, size_t n) {
     return n < backend->n_evals ? &backend->evals[n] : NULL;
+}
+
+/* The runs are evaluated on the same tokens: one floor holds for all. */
+static double floor_of(const Comparison *comparison) {
+    const size_t reference = reference_of(comparison);
+    return reference < comparison->count ? comparison->backend[reference].evals[0].floor : NAN;
 }
 
 static double difference(const Comparison *comparison, size_t i, size_t n) {
@@ -383,9 +382,10 @@ void compare_show(const Comparison *comparison, FILE *out) {
             if (i > reference) show_value(out, "%+.*e", 1, difference(comparison, i, n));
         }
     }
-    if (isfinite(floor_of(comparison))) {
+    const double floor = floor_of(comparison);
+    if (isfinite(floor)) {
         fprintf(out, "\n  %-*s", LABEL_COLUMNS, "floor");
-        show_value(out, "%.*f", 6, floor_of(comparison));
+        show_value(out, "%.*f", 6, floor);
     }
     fprintf(out, "\n\n%-*s", LABEL_COLUMNS + 2, "what it takes");
     for (size_t i = 0; i < comparison->count; i++) fprintf(out, " %*s", COLUMNS, comparison->backend[i].name);

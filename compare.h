@@ -26,7 +26,8 @@ enum { COMPARE_BACKENDS = 8, COMPARE_NAME_BYTES = 32 };
 /* A held-out loss. */
 typedef struct CompareEval {
     uint64_t step;
-    double loss; /* nats per token; not a number where that is what the run found */
+    double loss;  /* nats per token; not a number where that is what the run found */
+    double floor; /* of it; not a number where not known */
 } CompareEval;
 
 typedef struct CompareBackend {
@@ -39,7 +40,6 @@ typedef struct CompareBackend {
     double steps, micro, tokens_per_s, ms, forward_ms, backward_ms;
     double saved_bytes; /* by attention for backward, in all layers; besides qkv, out and lse */
     double planned_bytes, peak_bytes;
-    double floor; /* of the held-out loss */
 } CompareBackend;
 
 typedef struct Comparison {

@@ -36,10 +36,14 @@ bool taking_steps(void) {
 
 /* ---- watching: held-out loss ---- */
 
-/* Once for the tokens that are evaluated on, which -minutes may make fewer. */
+/* The floor of an evaluation of so many tokens. */
 static double floor_of(App *app, uint64_t tokens) {
-    if (app->floor_tokens != tokens)
-        app->floor = app->has_facts ? data_floor(&app->facts, app->heldout, app->bpe, tokens) : NAN;
+    if (!leads(app) || !app->has_facts) return NAN;
+    if (app->floor_tokens == tokens) return app->floor;
+    Error err;
+    const bool known = data_floor(&app->facts, app->bpe, app->heldout, tokens, &app->floor, &err);
+    if (stop_requested()) return NAN; /* the evaluation has no result either */
+    if (!known) note(app, "no floor is known for the held-out loss: %s", err.text);
     app->floor_tokens = tokens;
     return app->floor;
 }
@@ -49,6 +53,8 @@ static double floor_of(App *app, uint64_t tokens) {
  * has no bytes. False without an error where a stop was asked for of this rank or another (app->stop). */
 bool evaluate(App *app, Evaluation *result) {
     const size_t T = app->setup.config.ctx, B = app->setup.B, count = (size_t)app->ranks.count;
+    result->tokens = app->eval_windows * T;
+    result->floor = floor_of(app, result->tokens);
     const double begun = seconds_now();
     uint64_t bytes = 0, window = (uint64_t)app->ranks.rank * B;
     bool done = true;
@@ -73,8 +79,6 @@ bool evaluate(App *app, Evaluation *result) {
     }
     free(all);
     if (app->stop) return false;
-    result->tokens = app->eval_windows * T;
-    result->floor = leads(app) ? floor_of(app, result->tokens) : NAN;
     result->loss = sum / (double)result->tokens;
     result->bits_per_byte = all_bytes > 0 ? sum / log(2) / all_bytes : NAN;
     app->pace.eval_seconds = seconds_now() - begun;

@@ -2,8 +2,8 @@
  *
  * A story is told by walking the rule "story": a draw picks one row of a rule by integer weights and tells
  * it, and adds ln(weight / total) to the story's log-probability. The tables are written so that a text can
- * have come about in one way only; the sum is then the logarithm of the text's own probability, and its mean
- * over held-out stories is a loss that no model can beat.
+ * have come about in one way only; the sum is then the logarithm of the text's own probability. How probable a
+ * story's beginning is, is a sum over all stories that begin so: the same tables, read along the text.
  *
  * The tables are read once, on first use, into rows of parts; after that, telling a story only follows
  * pointers. Choices are made of integers alone, so that every machine tells the same stories. */
@@ -214,6 +214,11 @@ static void tables_read(void) {
     }
 }
 
+static void tables_need(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, tables_read);
+}
+
 /* ---- telling ---- */
 typedef struct Kept {
     const Rule *rule; /* NULL: nothing yet */
@@ -242,26 +247,41 @@ static void say(Teller *teller, const char *text, size_t size) {
     }
 }
 
-/* A row of the rule, to be kept under `name`, if any: then none of those that are kept under other names. */
-static const Row *draw(Teller *teller, const Rule *rule, int name) {
-    const Row *taken[NAMES_MAX];
-    size_t taken_count = 0;
-    uint64_t total = rule->total;
+/* The rows that a row to be kept under `name` cannot be: those of the rule that are kept under other names. */
+typedef struct Taken {
+    const Row *rows[NAMES_MAX];
+    size_t count;
+    uint64_t left; /* the other rows' weights */
+} Taken;
+
+static Taken taken_rows(const Kept *kept, const Rule *rule, int name) {
+    Taken taken;
+    taken.count = 0, taken.left = rule->total;
     for (int i = 0; name != UNKNOWN && i < grammar.names.count; i++) {
-        if (i == name || teller->kept[i].rule != rule) continue;
-        taken[taken_count++] = teller->kept[i].row;
-        total -= teller->kept[i].row->weight;
+        if (i == name || kept[i].rule != rule) continue;
+        taken.rows[taken.count++] = kept[i].row;
+        taken.left -= kept[i].row->weight;
     }
-    uint64_t at = rng_below(&teller->rng, total);
+    return taken;
+}
+
+static bool is_taken(const Taken *taken, const Row *row) {
+    for (size_t i = 0; i < taken->count; i++)
+        if (taken->rows[i] == row) return true;
+    return false;
+}
+
+/* A row of the rule, to be kept under `name`, if any. */
+static const Row *draw(Teller *teller, const Rule *rule, int name) {
+    const Taken taken = taken_rows(teller->kept, rule, name);
+    uint64_t at = rng_below(&teller->rng, taken.left);
     const Row *row = rule->rows;
     for (;; row++) {
-        bool is_taken = false;
-        for (size_t i = 0; i < taken_count; i++) is_taken = is_taken || taken[i] == row;
-        if (is_taken) continue;
+        if (is_taken(&taken, row)) continue;
         if (at < row->weight) break;
         at -= row->weight;
     }
-    teller->log_p += log((double)row->weight / (double)total);
+    teller->log_p += log((double)row->weight / (double)taken.left);
     return row;
 }
 
@@ -301,6 +321,88 @@ static void tell(Teller *teller, const Part *part) {
     }
 }
 
+/* ---- reading along ---- */
+typedef struct Reader {
+    const char *text;
+    size_t size;
+    Kept kept[NAMES_MAX];
+} Reader;
+
+/* What is told when the present column is. */
+typedef struct Rest {
+    const Part *part;
+    const struct Rest *then;
+} Rest;
+
+/* Whether the text goes on at *at with what `say` would say, as far as it goes on at all; *at moves behind it. */
+static bool goes_on(const Reader *reader, size_t *at, const char *said, size_t size, bool capital) {
+    for (size_t i = 0; i < size && *at < reader->size; i++, ++*at) {
+        const bool raised = capital && i == 0 && said[0] >= 'a' && said[0] <= 'z';
+        if (reader->text[*at] != (raised ? said[0] - 'a' + 'A' : said[i])) return false;
+    }
+    return true;
+}
+
+/* The probability that what is told from `part` on begins with the text from `at` on. A row that the text does not
+ * go on with is left at once, so that this takes little longer than telling. */
+static double probability(Reader *reader, const Part *part, const Rest *rest, size_t at, bool capital,
+                          bool article) {
+    for (;; part++) {
+        if (at == reader->size) return 1;
+        while (part->kind == PART_END) {
+            if (!rest) return 0; /* the story ends before the text does */
+            part = rest->part, rest = rest->then;
+        }
+        capital = capital || part->capital;
+        const Rest after = {part + 1, rest};
+        switch (part->kind) {
+        case PART_TEXT:
+            if (article) {
+                const bool an = strchr("aeiou", part->text[0]) != NULL;
+                if (!goes_on(reader, &at, an ? "an " : "a ", an ? 3 : 2, capital)) return 0;
+                article = capital = false;
+            }
+            if (!goes_on(reader, &at, part->text, part->size, capital)) return 0;
+            capital = false;
+            break;
+        case PART_ARTICLE:
+            article = true;
+            break;
+        case PART_DRAW:
+        case PART_KEEP: {
+            const int name = part->kind == PART_KEEP ? part->name : UNKNOWN;
+            const Rule *const rule = part->rule ? part->rule : reader->kept[part->like].rule;
+            const Taken taken = taken_rows(reader->kept, rule, name);
+            const Kept before = reader->kept[name == UNKNOWN ? HERO : name];
+            double sum = 0;
+            for (const Row *row = rule->rows; row < rule->rows + rule->count; row++) {
+                if (is_taken(&taken, row)) continue;
+                if (name != UNKNOWN) reader->kept[name] = (Kept){rule, row};
+                const double goes = part->silent
+                                        ? probability(reader, part + 1, rest, at, capital, article)
+                                        : probability(reader, row->columns[0], &after, at, capital, article);
+                sum += (double)row->weight / (double)taken.left * goes;
+            }
+            if (name != UNKNOWN) reader->kept[name] = before;
+            return sum;
+        }
+        case PART_RECALL: {
+            const Part *const again = column_of(&reader->kept[part->name], part->column);
+            return probability(reader, again, &after, at, capital, article);
+        }
+        case PART_END:
+            break;
+        }
+    }
+}
+
+double grammar_beginning(const uint8_t *text, size_t size) {
+    tables_need();
+    Reader reader = {.text = (const char *)text, .size = size};
+    const Part end = {.kind = PART_END}, story[] = {{.kind = PART_DRAW, .rule = &grammar.rules[0]}, end};
+    return log(probability(&reader, story, NULL, 0, false, false));
+}
+
 /* ---- the two sides ---- */
 bool grammar_is_heldout(const uint8_t *text, size_t size) {
     uint64_t hash = size;
@@ -313,9 +415,7 @@ bool grammar_is_heldout(const uint8_t *text, size_t size) {
 }
 
 double grammar_story(uint64_t seed, bool heldout, uint64_t number, Buffer *out) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, tables_read);
-
+    tables_need();
     const size_t start = out->size;
     Teller teller = {.rng = rng_start(seed, number), .out = out};
     do { /* all draws of one number come from one stream: each side takes the first that falls on it */

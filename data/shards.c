@@ -1124,7 +1124,7 @@ static bool write_facts(const char *folder, const DataFacts *facts, Error *err) 
         (json_int_t)facts->train_stories, "heldout_stories", (json_int_t)facts->heldout_stories,
         "train_bytes", (json_int_t)facts->train_bytes, "heldout_bytes", (json_int_t)facts->heldout_bytes,
         "train_tokens", (json_int_t)facts->train_tokens, "heldout_tokens", (json_int_t)facts->heldout_tokens,
-        "builtin_seed", facts->builtin ? json_integer((json_int_t)facts->seed) : json_null());
+        "builtin_seed", facts->builtin ? json_integer(facts->seed) : json_null());
     char *text = json_dumps(json, JSON_INDENT(2));
     json_decref(json);
     char *path = xformat("%s/%s", folder, facts_name), *line = xformat("%s\n", text ? text : "");
@@ -1157,52 +1157,23 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err) {
             ok = error_set(err, "'%s': \"%s\" is not a whole number from 0; make the shards anew", path,
                            counts[i].name);
     }
-    if (ok) { /* null, or none of it in older shards: not built-in stories, or not known to be */
-        const json_t *value = json_object_get(json, "builtin_seed");
-        facts->builtin = json_is_integer(value) && json_integer_value(value) >= 0;
-        facts->seed = facts->builtin ? (uint64_t)json_integer_value(value) : 0;
-        if (value && !facts->builtin && !json_is_null(value))
+    if (ok) {
+        const json_t *seed = json_object_get(json, "builtin_seed");
+        facts->builtin = seed ? json_is_integer(seed)
+                              : json_is_number(json_object_get(json, "heldout_floor"));
+        facts->seed = seed ? json_integer_value(seed)
+                           : -1; /* an earlier version wrote a floor here, of the whole side */
+        if (seed && !json_is_null(seed) && !(facts->builtin && facts->seed >= 0))
             ok = error_set(
-                err, "'%s': \"builtin_seed\" is neither a whole number from 0 nor null; make the shards anew",
+                err,
+                "'%s': \"builtin_seed\" is neither a whole number from 0 nor null; make the shards "
+                "anew",
                 path);
     }
     json_decref(json);
     buffer_free(&text);
     free(path);
     return ok;
-}
-
-double data_floor(const DataFacts *facts, Shards *heldout, const Bpe *bpe, uint64_t tokens) {
-    enum { AT_ONCE = 4096 };
-    const uint64_t all = shards_tokens(heldout);
-    const uint32_t end = bpe_end_of_text(bpe);
-    uint32_t *ids = xmalloc(AT_ONCE * sizeof *ids);
-    Buffer text = {0};
-    uint64_t story = 0, begun = 0,
-             bytes = 0; /* of the story that is read: its number, first token, bytes so far */
-    double nats = 0;
-    bool known = facts->builtin && tokens > 0 && tokens <= all;
-    for (uint64_t first = 0; known && begun < tokens; first += AT_ONCE) {
-        const size_t count = all - first < AT_ONCE ? (size_t)(all - first) : AT_ONCE;
-        known = count > 0 && shards_read(heldout, first, count, ids, NULL);
-        for (size_t i = 0; known && i < count && begun < tokens; i++) {
-            size_t size = 0;
-            if (ids[i] != end) {
-                bpe_token_bytes(bpe, ids[i], &size);
-                bytes += size;
-                continue;
-            }
-            const uint64_t next = first + i + 1;
-            text.size = 0;
-            const double whole = -grammar_story(facts->seed, true, story++, &text);
-            known = text.size == bytes;
-            nats += next <= tokens ? whole : whole * (double)(tokens - begun) / (double)(next - begun);
-            begun = next, bytes = 0;
-        }
-    }
-    buffer_free(&text);
-    free(ids);
-    return known ? nats / (double)tokens : NAN;
 }
 
 /* A regular file that begins so; one that is being written may be empty yet. */
@@ -1316,6 +1287,56 @@ bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *fol
                          .train_tokens = tokens[TRAIN],
                          .heldout_tokens = tokens[HELDOUT],
                          .builtin = !source->data && !source->heldout,
-                         .seed = source->seed};
+                         .seed = (int64_t)source->seed};
     return write_facts(folder, facts, err);
+}
+
+/* ---- the floor ---- */
+
+static size_t text_size(const Bpe *bpe, const uint32_t *ids, size_t count) {
+    size_t size = 0, bytes;
+    for (size_t i = 0; i < count; i++, size += bytes) bpe_token_bytes(bpe, ids[i], &bytes);
+    return size;
+}
+
+/* The stories are told once more, rather than kept with what is known of each: that holds for any number of
+ * tokens, and the tokens say whether they are the same stories. */
+bool data_floor(const DataFacts *facts, const Bpe *bpe, Shards *heldout, uint64_t tokens, double *floor,
+                Error *err) {
+    *floor = NAN;
+    if (!facts->builtin) return true;
+    if (facts->seed < 0)
+        return error_set(err,
+                         "an earlier version made the tokens, and did not write down their stories' seed");
+    BpeEncoder *encoder = bpe_encoder_new(bpe, CACHE_WORDS);
+    Buffer text = {0};
+    Tokens told = {0}, read = {0};
+    double log_p = 0;
+    bool ok = true;
+    for (uint64_t at = 0, story = 0; ok && at < tokens + 1; story++) {
+        text.size = told.count = read.count = 0;
+        const double whole = grammar_story((uint64_t)facts->seed, true, story, &text);
+        bpe_encode(encoder, text.data, text.size, &told);
+        token_append(&told, bpe_end_of_text(bpe));
+        const uint64_t left = tokens + 1 - at;
+        const size_t count = left < told.count ? (size_t)left : told.count;
+        tokens_reserve(&read, count);
+        if (stop_requested()) ok = error_set(err, "stopped while computing the floor");
+        else ok = shards_read(heldout, at, count, read.ids, err);
+        if (ok && memcmp(read.ids, told.ids, count * sizeof *read.ids) != 0)
+            ok = error_set(err,
+                           "held-out story %" PRIu64 " is not what this version tells for seed %" PRId64
+                           "; another version made the tokens",
+                           story, facts->seed);
+        if (!ok) break;
+        log_p += count == told.count ? whole : grammar_beginning(text.data, text_size(bpe, told.ids, count));
+        if (at == 0) log_p -= grammar_beginning(text.data, text_size(bpe, told.ids, 1));
+        at += count;
+    }
+    if (ok) *floor = -log_p / (double)tokens;
+    tokens_free(&read);
+    tokens_free(&told);
+    buffer_free(&text);
+    bpe_encoder_free(encoder);
+    return ok;
 }

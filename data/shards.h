@@ -67,8 +67,8 @@ bool shards_read(Shards *shards, uint64_t first, size_t count, uint32_t *ids, Er
 /* What was made, also written as <folder>/data.json beside the shards. */
 typedef struct DataFacts {
     uint64_t train_stories, heldout_stories, train_bytes, heldout_bytes, train_tokens, heldout_tokens;
-    bool builtin; /* the held-out side is built-in stories: 0, 1, 2 ... of `seed` */
-    uint64_t seed;
+    bool builtin; /* both sides are the built-in stories ... */
+    int64_t seed; /* ... of this seed; -1: not known, since an earlier version made them */
 } DataFacts;
 
 typedef struct DataSource {
@@ -94,11 +94,18 @@ bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *fol
 bool data_folder_is_ours(const char *folder);
 /* Reads data.json back. */
 bool data_read_facts(const char *folder, DataFacts *facts, Error *err);
-/* The floor of the loss over the first `tokens` tokens of a held-out side of built-in stories, nats per token: minus the
- * logarithm of the probability with which the grammar writes these stories, which no model that has not seen them can
- * be expected to do better than. Of a story that the last token cuts it is known as a whole only, and counts by the
- * share of its tokens. NAN where it is not known: other text, or not what the grammar writes; `tokens` 0. */
-double data_floor(const DataFacts *facts, Shards *heldout, const Bpe *bpe, uint64_t tokens);
+
+/* The floor of an evaluation of `tokens` tokens, nats per token: the loss that the grammar itself has, which told
+ * the built-in stories, on tokens 1 .. `tokens` of their held-out side (an evaluation's targets; token 0 is given).
+ * It is the entropy that is in this very text, where a story's end counts as a token and a story that is cut at
+ * either end counts with the probability of just the part that is there. What a model gains by luck is next to
+ * nothing: that one which has not seen these stories comes to lie k nats below, in the sum of all tokens, has a
+ * probability of at most e^-k (Markov's inequality, for the ratio of the two likelihoods). It has a disadvantage
+ * besides: it sees a story only from where its window begins. Left aside is that the last token of a story that is
+ * cut also tells with which bytes the text does not go on; that is less than one token's loss in all.
+ * NAN for other data. An error where the held-out side is not what the facts' seed tells in this version. */
+bool data_floor(const DataFacts *facts, const Bpe *bpe, Shards *heldout, uint64_t tokens, double *floor,
+                Error *err);
 
 #ifdef __cplusplus
 }

@@ -156,7 +156,6 @@ uint64_t stories_bytes_total(const Stories *s) {
     return s->bytes_total;
 }
 
-
 static bool file_open_next(Stories *s, Error *err) {
     s->path = s->paths[s->next_path];
     /* O_NONBLOCK: should the name lead to a pipe by now, the open must not wait for a writer. */

@@ -47,8 +47,13 @@ uint64_t stories_bytes_total(const Stories *stories);
  * choices that can be read back from the text. A fixed hash of the text puts one text in twenty on the
  * held-out side, and a story is drawn again until it falls on the side asked for: so no held-out story
  * occurs in training, and no pattern a model could learn tells the sides apart. Returns the natural
- * logarithm of the chain's probability, whatever side it falls on. The same on every machine. */
+ * logarithm of the probability with which the grammar tells the text, whatever its side: who could compute
+ * the hash would know a factor of 20 more of each held-out story, but that is no way of telling stories.
+ * The same on every machine. */
 double grammar_story(uint64_t seed, bool heldout, uint64_t number, Buffer *out);
+/* The natural logarithm of the probability that a story the grammar tells begins with these bytes; exact, and
+ * -infinity where none does. Less than 2^-1022 (708 nats, where a whole story has about 200) is out of reach. */
+double grammar_beginning(const uint8_t *text, size_t size);
 /* Which side a text falls on. */
 bool grammar_is_heldout(const uint8_t *text, size_t size);
 

@@ -502,6 +502,56 @@ TEST(one_in_twenty_is_held_out) {
     CHECK_MSG(fabs((double)held - 5000) <= 5 * sqrt(100000 * 0.05 * 0.95), "%zu of 100,000", held);
 }
 
+/* A story's beginning is as probable as all its ways to go on together; at its end, as the story. */
+TEST(beginnings_add_up) {
+    Buffer text = {0};
+    for (uint64_t number = 0; number < 40; number++) {
+        text.size = 0;
+        const double whole = grammar_story(3, number % 2, number, &text);
+        const double end = grammar_beginning(text.data, text.size);
+        CHECK_MSG(fabs(end - whole) < 1e-9 * fabs(whole), "story %d: %.12f at its end, %.12f as a whole",
+                  (int)number, end, whole);
+        const size_t size = text.size * (size_t)number / 40;
+        const double begun = grammar_beginning(text.data, size);
+        double sum = 0;
+        for (int next = 0; next < 256; next++) {
+            text.data[size] = (uint8_t)next;
+            sum += exp(grammar_beginning(text.data, size + 1) - begun);
+        }
+        CHECK_MSG(fabs(sum - 1) < 1e-9, "story %d after %zu bytes: the next ones add up to %.12f",
+                  (int)number, size, sum);
+    }
+    CHECK(grammar_beginning(text.data, 0) == 0);
+    CHECK(grammar_beginning((const uint8_t *)"Once, an sad", 12) == -INFINITY);
+    buffer_free(&text);
+}
+
+/* ... and is told as often as that: n p of n stories, and five standard deviations either way. */
+TEST(beginnings_are_as_frequent) {
+    enum { COUNT = 20000 };
+    static const char *const beginnings[] = {"O",
+                                             "Once, a ",
+                                             "Once, an ",
+                                             "Long ago, ",
+                                             "This is the story of ",
+                                             "Once upon a time, a kind boy named Tom"};
+    size_t begun[sizeof beginnings / sizeof *beginnings] = {0};
+    Buffer text = {0};
+    for (uint64_t number = 0; number < COUNT; number++) {
+        text.size = 0;
+        grammar_story(4, false, number, &text);
+        for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
+            begun[i] += memcmp(text.data, beginnings[i], strlen(beginnings[i])) == 0;
+    }
+    for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
+        const double p = exp(grammar_beginning((const uint8_t *)beginnings[i], strlen(beginnings[i])));
+        CHECK_MSG(fabs((double)begun[i] - COUNT * p) <= 5 * sqrt(COUNT * p * (1 - p)) && begun[i] > 0,
+                  "%zu of %d stories begin with \"%s\", expected %.1f", begun[i], (int)COUNT, beginnings[i],
+                  COUNT * p);
+    }
+    buffer_free(&text);
+}
+
 /* Pearson's statistic of each rule's draws against its weights. Under the weights it follows chi-square with
  * k - 1 degrees of freedom, of which Wilson and Hilferty's cube root is normal: below 6 with a probability
  * of 1 - 1e-9 a rule, of which there are some hundreds. A rule is judged where each row is expected at least
@@ -550,6 +600,8 @@ int main(int argc, char **argv) {
     RUN(english);
     RUN(sides_are_apart);
     RUN(one_in_twenty_is_held_out);
+    RUN(beginnings_add_up);
+    RUN(beginnings_are_as_frequent);
     RUN(weights_are_kept);
     return test_finish();
 }

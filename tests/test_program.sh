@@ -573,6 +573,30 @@ minutes_fix_the_steps() {
     "$program" -stories 50 $small -vocab 400 -minutes 0.03 -run timed -resume | grep -q 'nothing is left'
 }
 
+# Beside a loss stands the floor of the tokens that it is taken over, and of no others.
+floor_of_what_is_evaluated() {
+    rm -rf floor
+    "$program" -stories 50 $small -vocab 400 -steps 1 -eval-tokens 512 -run floor >out 2>err
+    logged=$(sed -n 's/.*"type":"eval".*"tokens":512,"floor":\([0-9.]*\)}.*/\1/p' floor/log.jsonl | sort -u)
+    [ "$(echo "$logged" | wc -l)" = 1 ]
+    holds out "over 512 tokens  floor $(printf %.4f "$logged")\$"
+    for tokens in 512 64 20000; do
+        "$program" -evaluate -load floor -eval-tokens "$tokens" >"of-$tokens" 2>err
+        holds "of-$tokens" '  floor [0-9.]*$'
+    done
+    holds of-512 "  floor $(printf %.4f "$logged")\$"
+    [ "$(sed 's/.*floor //' of-512 of-64 of-20000 | sort -u | wc -l)" = 3 ]
+    # Tokens of an earlier version, which kept the floor of the whole side: none is told, and that is.
+    sed -i 's/"builtin_seed": .*/"heldout_floor": 0.9/' floor/tokens/data.json
+    "$program" -evaluate -load floor >out 2>err
+    lacks out floor
+    holds err 'note: no floor is known .* earlier version'
+    "$program" -resume -run floor -steps 2 >out 2>err
+    lacks out '  floor '
+    holds floor/log.jsonl '"step":2,.*"floor":null'
+    [ "$(grep -c 'note: no floor' err)" = 1 ]
+}
+
 not_finite_ends_a_run() {
     ends_with 1 "$program" -data stories.txt $small -lr 100 -warmup 0 -clip 0 -steps 1000 -eval-every 0 \
         -checkpoint-every 1 -run wild
@@ -589,7 +613,8 @@ for test in trains full_output too_large fewer_threads too_short log_is_json run
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
     failed_starts tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
-    used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking minutes_fix_the_steps not_finite_ends_a_run; do
+    used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
+    minutes_fix_the_steps floor_of_what_is_evaluated not_finite_ends_a_run; do
     run_test $test
 done
 finish

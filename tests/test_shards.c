@@ -905,40 +905,42 @@ TEST(builtin_stories_and_their_floor) {
     DataFacts facts, again;
     CHECK_MSG(data_write_shards(&source, bpe, out, &facts, &err), "%s", err.text);
     CHECK(facts.train_stories == 100 && facts.heldout_stories == 5);
+    CHECK(facts.builtin && facts.seed == 3);
     CHECK(data_read_facts(out, &again, &err) && again.builtin && again.seed == 3);
     Tokens heldout = side_tokens(out, "heldout", bpe);
     CHECK(heldout.count == facts.heldout_tokens);
-    char *pattern = xformat("%s/heldout-*.bin", out);
-    Shards *shards = shards_open(pattern, bpe, &err);
+    Shards *shards = shards_open(in_folder("builtin/heldout-*.bin"), bpe, &err);
     CHECK_MSG(shards != NULL, "%s", err.text);
-    /* Whole stories: what the grammar says of them; half of one: half of that. */
-    double nats = 0;
-    uint64_t begun = 0;
-    for (uint64_t i = 0, t = 0; shards && i < 5; i++) {
+    /* Token by token: none costs less than nothing, and at each story's end, where the grammar has told all of it,
+     * the sum is that of the stories' probabilities without the first token's. */
+    double floor, before = 0, stories = 0;
+    uint64_t ended = 0;
+    for (uint64_t n = 1; shards && n < heldout.count; n++) {
+        CHECK_MSG(data_floor(&again, bpe, shards, n, &floor, &err), "%s", err.text);
+        CHECK_MSG(floor * (double)n > before - 1e-9, "token %d: %.12f, before it %.12f", (int)n,
+                  floor * (double)n, before);
+        before = floor * (double)n;
+        if (heldout.ids[n] != bpe_end_of_text(bpe)) continue;
         Buffer story = {0};
-        const double whole = -grammar_story(3, true, i, &story);
-        while (t < heldout.count && heldout.ids[t] != bpe_end_of_text(bpe)) t++;
-        t++;
-        const uint64_t half = (t - begun) / 2;
-        const double cut = nats + whole * (double)half / (double)(t - begun);
-        const double floor = data_floor(&again, shards, bpe, begun + half);
-        CHECK_MSG(fabs(floor * (double)(begun + half) - cut) < 1e-9 * cut, "%g", floor);
-        nats += whole, begun = t;
-        CHECK(whole > 0 && fabs(data_floor(&again, shards, bpe, t) * (double)t - nats) < 1e-9 * nats);
+        stories -= grammar_story(3, true, ended++, &story);
+        size_t first;
+        const uint8_t *const bytes = bpe_token_bytes(bpe, heldout.ids[0], &first);
+        const double expected = stories + grammar_beginning(bytes, first);
+        CHECK_MSG(fabs(before - expected) < 1e-9 * expected, "after %d stories %.12f, expected %.12f",
+                  (int)ended, before, expected);
         buffer_free(&story);
     }
-    CHECK(begun == heldout.count);
-    /* Not known of no token or of more than there are, and not of other stories. */
-    if (shards) {
-        CHECK(isnan(data_floor(&again, shards, bpe, 0)));
-        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count + 1)));
-        again.seed = 4;
-        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count)));
-        again.seed = 3, again.builtin = false;
-        CHECK(isnan(data_floor(&again, shards, bpe, heldout.count)));
-        shards_close(shards);
-    }
-    free(pattern);
+    CHECK(ended == 5);
+    /* Other stories, or such whose seed is not known, have no floor that could be wrong. */
+    again.seed = 4;
+    CHECK(!data_floor(&again, bpe, shards, 500, &floor, &err) && isnan(floor));
+    CHECK_MSG(strstr(err.text, "another version"), "%s", err.text);
+    again.seed = -1;
+    CHECK(!data_floor(&again, bpe, shards, 500, &floor, &err) && isnan(floor));
+    CHECK_MSG(strstr(err.text, "earlier version"), "%s", err.text);
+    again.builtin = false;
+    CHECK(data_floor(&again, bpe, shards, 500, &floor, &err) && isnan(floor));
+    shards_close(shards);
     tokens_free(&heldout);
     CHECK(folder_remove(out, &err));
     source.heldout_stories = 17;
@@ -1014,7 +1016,6 @@ TEST(interrupted_and_finished_folders) {
     "{\"train_stories\":1,\"heldout_stories\":2,\"train_bytes\":3,\"heldout_bytes\":4," \
     "\"train_tokens\":5,\"heldout_tokens\":6,"
 TEST(hostile_facts) {
-    static const char good[] = COUNTS "\"builtin_seed\":9}";
     static const struct {
         const char *text, *part;
     } cases[] = {{"", "data.json"},
@@ -1024,9 +1025,17 @@ TEST(hostile_facts) {
                  {"{\"train_stories\":1.5}", "train_stories"},
                  {"{\"train_stories\":99999999999999999999}", "line 1"},
                  {"{\"train_stories\":\"1\"}", "train_stories"},
-                 {COUNTS "\"builtin_seed\":\"1\"}", "neither a whole number from 0 nor null"},
-                 {COUNTS "\"builtin_seed\":-4}", "neither a whole number from 0 nor null"},
-                 {COUNTS "\"builtin_seed\":0.5}", "neither a whole number from 0 nor null"}};
+                 {COUNTS "\"builtin_seed\":\"1\"}", "builtin_seed"},
+                 {COUNTS "\"builtin_seed\":1.5}", "builtin_seed"},
+                 {COUNTS "\"builtin_seed\":-4}", "builtin_seed"}};
+    static const struct { /* and what earlier versions wrote */
+        const char *text;
+        bool builtin;
+        int64_t seed;
+    } good[] = {{COUNTS "\"builtin_seed\":15}", true, 15},
+                {COUNTS "\"builtin_seed\":null}", false, 0},
+                {COUNTS "\"heldout_floor\":0.87}", true, -1},
+                {COUNTS "\"heldout_floor\":null}", false, -1}};
     CHECK(mkdir(in_folder("facts"), 0777) == 0);
     const char *path = in_folder("facts/data.json");
     Error err = {0};
@@ -1037,9 +1046,11 @@ TEST(hostile_facts) {
         CHECK(!data_read_facts(in_folder("facts"), &facts, &err));
         CHECK_MSG(strstr(err.text, cases[i].part), "'%s' is not in '%s'", cases[i].part, err.text);
     }
-    write_file(path, good, strlen(good));
-    CHECK_MSG(data_read_facts(in_folder("facts"), &facts, &err), "%s", err.text);
-    CHECK(facts.heldout_tokens == 6 && facts.builtin && facts.seed == 9);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        write_file(path, good[i].text, strlen(good[i].text));
+        CHECK_MSG(data_read_facts(in_folder("facts"), &facts, &err), "%s", err.text);
+        CHECK(facts.heldout_tokens == 6 && facts.builtin == good[i].builtin && facts.seed == good[i].seed);
+    }
 }
 
 TEST(trained_tokenizer_sees_the_training_side) {
