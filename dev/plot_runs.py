@@ -1,12 +1,16 @@
 """plot_runs.py [--above-floor] OUT.png RUN=LABEL ... - the curves of several runs in one picture: held-out loss as
 points joined by lines, training loss thin behind them, the floor where the data has one; with --above-floor what
-each is above it. A RUN is a run's folder or its log.jsonl. Needs matplotlib."""
+each is above it: a held-out loss above its own evaluation's, training above the last one's. A RUN is a run's folder
+or its log.jsonl. Needs matplotlib."""
 
 import json
 import os
 import sys
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError as problem:
+    sys.exit(f"plot_runs.py: error: {problem}; install it: apt-get install python3-matplotlib, or pip install matplotlib")
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
@@ -30,17 +34,19 @@ def main():
     for number, argument in enumerate(arguments[1:]):
         path, _, label = argument.partition("=")
         rows = read(path)
-        floor = next((row["floor"] for row in rows if row.get("floor") is not None), None)
-        if above and floor is None:
-            sys.exit(f"{path}: its data has no floor")
-        zero = floor if above else 0
-        known = known if floor is None else floor
         steps = [row for row in rows if row["type"] == "step" and row["loss"] is not None]
         evals = [row for row in rows if row["type"] == "eval" and row["loss"] is not None]
-        axes.plot([row["step"] for row in steps], [row["loss"] - zero for row in steps], color=f"C{number}", lw=0.5,
-                  alpha=0.35)
-        axes.plot([row["step"] for row in evals], [row["loss"] - zero for row in evals], color=f"C{number}", marker="o",
-                  ms=4, lw=1.2, ls=["-", "--", ":"][number % 3], label=f"{label or path}: {evals[-1]['loss'] - zero:.4f}")
+        if not evals:
+            sys.exit(f"plot_runs.py: error: {path} has no held-out loss; train it with -eval-every")
+        if above and any(row.get("floor") is None for row in evals):
+            sys.exit(f"plot_runs.py: error: {path} has evaluations without a floor; leave out --above-floor")
+        floor = evals[-1].get("floor")
+        known = known if floor is None else floor
+        trained = [row["loss"] - (floor if above else 0) for row in steps]
+        heldout = [row["loss"] - (row["floor"] if above else 0) for row in evals]
+        axes.plot([row["step"] for row in steps], trained, color=f"C{number}", lw=0.5, alpha=0.35)
+        axes.plot([row["step"] for row in evals], heldout, color=f"C{number}", marker="o", ms=4, lw=1.2,
+                  ls=["-", "--", ":"][number % 3], label=f"{label or path}: {heldout[-1]:.4f}")
     if known is not None and not above:
         axes.axhline(known, color="gray", lw=1, ls="-.", label=f"floor: {known:.4f}")
     axes.set(xlabel="step", ylabel="nats per token above the floor" if above else "nats per token", yscale="log")

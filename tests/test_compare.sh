@@ -5,6 +5,7 @@
 set -u
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
+plot_runs=$(realpath "$(dirname "$0")/../dev/plot_runs.py")
 start_tests compare "$@"
 
 small="-threads 1 -layers 2 -heads 2 -channels 32 -ctx 64 -batch 4 -vocab 300 -sample-tokens 10 -eval-tokens 640"
@@ -55,6 +56,27 @@ for a, b in zip(naive["evals"], flash["evals"]):
     assert b["difference"] == b["loss"] - a["loss"], (a, b)
     assert abs(b["difference"]) < (1e-6 if a["step"] <= 2 else 0.01), (a, b)
 PYTHON
+}
+
+# Without matplotlib: one line that says what to install.
+plotting_needs_matplotlib() {
+    needs_python
+    mkdir without
+    echo 'raise ModuleNotFoundError("No module named '"'matplotlib'"'")' >without/matplotlib.py
+    ends_with 1 env PYTHONPATH=without python3 "$plot_runs" --above-floor curves.png both/naive both/flash
+    [ "$(wc -l <err)" = 1 ]
+    holds err 'install python3-matplotlib'
+}
+
+plots_what_is_above_the_floor() {
+    needs_python
+    python3 -c 'import matplotlib' 2>err || { echo 'no matplotlib'; exit 77; }
+    python3 "$plot_runs" --above-floor curves.png both/naive both/flash
+    [ -s curves.png ]
+    sed 's/"floor":[0-9.]*/"floor":null/' both/naive/log.jsonl >unknown.jsonl
+    ends_with 1 python3 "$plot_runs" --above-floor none.png unknown.jsonl
+    holds err 'without a floor'
+    python3 "$plot_runs" curves.png unknown.jsonl
 }
 
 shards_used_where_they_lie() {
@@ -170,9 +192,9 @@ wrong_usage() {
     refused 1 'not empty' -compare naive,flash $train -run both
 }
 
-for test in two_backends json_tells_the_same shards_used_where_they_lie minutes_for_each none_that_fits \
-    one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends \
-    flags_of_each no_pipe wrong_usage; do
+for test in two_backends json_tells_the_same plotting_needs_matplotlib plots_what_is_above_the_floor \
+    shards_used_where_they_lie minutes_for_each none_that_fits one_that_cannot_run a_crash_ends_one_alone \
+    a_signal_saves_and_ends flags_of_each no_pipe wrong_usage; do
     run_test $test
 done
 run_test nobody_is_left signals INT TERM
