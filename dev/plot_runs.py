@@ -30,7 +30,7 @@ def main():
     if len(arguments) < 2:
         sys.exit(__doc__)
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
-    known = None
+    known, lowest = None, 1.0
     for number, argument in enumerate(arguments[1:]):
         path, _, label = argument.partition("=")
         rows = read(path)
@@ -44,13 +44,16 @@ def main():
         known = known if floor is None else floor
         trained = [row["loss"] - (floor if above else 0) for row in steps]
         heldout = [row["loss"] - (row["floor"] if above else 0) for row in evals]
+        lowest = min(lowest, *heldout)
         axes.plot([row["step"] for row in steps], trained, color=f"C{number}", lw=0.5, alpha=0.35)
         axes.plot([row["step"] for row in evals], heldout, color=f"C{number}", marker="o", ms=4, lw=1.2,
                   ls=["-", "--", ":"][number % 3], label=f"{label or path}: {heldout[-1]:.4f}")
     if known is not None and not above:
         axes.axhline(known, color="gray", lw=1, ls="-.", label=f"floor: {known:.4f}")
     axes.set(xlabel="step", ylabel="nats per token above the floor" if above else "nats per token", yscale="log")
-    ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5] if above else [1, 1.5, 2, 3, 5, 8]
+    if above and lowest > 0:  # a training batch may lie below its floor, which is that of other stories
+        axes.set_ylim(bottom=lowest / 2)
+    ticks = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5] if above else [1, 1.5, 2, 3, 5, 8]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
