@@ -126,8 +126,7 @@ static void out_of_memory(size_t size) {
     fprintf(
         stderr,
         "train_gpt: error: out of memory: %zu bytes could not be had; end other programs, raise the limit "
-        "(ulimit "
-        "-v, the container's), or take less: text in more and smaller stories, a smaller model, -micro 1\n",
+        "(ulimit -v, the container's), or take less: smaller stories, a smaller model, -micro 1\n",
         size);
     if (memory_hook) memory_hook(memory_hook_user);
     exit(EXIT_FAILED);
@@ -756,7 +755,6 @@ double seconds_now(void) {
 static const double SECOND_SIGNAL_AFTER = 0.5; /* seconds */
 
 static volatile sig_atomic_t stop_signal;
-
 static double stop_time; /* of the first, in seconds_now's seconds; the handler's own */
 
 /* Ends the process at a second signal: one that is sent on purpose. Who stops a process and then its group, as GNU

@@ -44,9 +44,9 @@ bool error_set(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 bool error_prefix(Error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 
 /* ---- memory ---- */
-/* Like malloc, calloc, realloc; never NULL for size > 0: out of memory prints one line, exits 1. */
 /* Called once where memory is not to be had, after that was said and before the process ends; in any thread. */
 void set_memory_hook(void (*hook)(void *user), void *user);
+/* Like malloc, calloc, realloc; never NULL for size > 0: out of memory prints one line, exits 1. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t count, size_t size);
 void *xrealloc(void *pointer, size_t size);
@@ -104,8 +104,8 @@ bool folder_check_manifest(const char *path, Error *err);
 double seconds_now(void); /* monotonic */
 
 /* SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second one ends the process at once with 128 + signal, of the same
- * kind only half a second later (`timeout` sends one to a process and again to its group). SIGPIPE is ignored (a write then fails with EPIPE), and so is SIGHUP: a closed terminal does not end a
- * run. */
+ * kind only half a second later (`timeout` sends one to a process and again to its group). SIGPIPE is ignored (a
+ * write then fails with EPIPE), and so is SIGHUP: a closed terminal does not end a run. */
 void signals_install(void);
 int stop_requested(void); /* 0, or the signal's number; every long loop polls it */
 /* As if the signal had come, asked for by someone else (another rank): no second one for the handler. */
