@@ -139,19 +139,19 @@ static bool remove_leftovers(const char *path, Error *err) {
     return ok;
 }
 
-/* The longest name within a run: what is written there must fit into a path. */
-static const char longest_inside[] = "/checkpoints/step-1099511627776.tmp-2147483647/optimizer.safetensors";
+/* Of the longest name within a run, with the 0 at its end: what is written there must fit into a path. */
+enum { INSIDE_BYTES = sizeof "/checkpoints/step-1099511627776.tmp-2147483647/optimizer.safetensors" };
 
 /* What `path` holds, and whether a run may be begun or gone on with there. Changes nothing. */
 static bool look(const char *path, RunOpen how, Content *content, Error *err) {
     struct stat info;
     *content = NO_FOLDER;
     if (!*path) return error_set(err, "the run folder's name is empty; name one with -run");
-    if (strlen(path) + sizeof longest_inside > PATH_MAX)
+    if (strlen(path) + INSIDE_BYTES > PATH_MAX)
         return error_set(err,
                          "the run folder's path '%s' has %zu bytes, with which the files in it could not be "
-                         "written: expected at most %zu; name a shorter one with -run",
-                         path, strlen(path), PATH_MAX - sizeof longest_inside);
+                         "written: expected at most %d; name a shorter one with -run",
+                         path, strlen(path), PATH_MAX - (int)INSIDE_BYTES);
     if (lstat(path, &info) == 0 && !folder_exists(path))
         return error_set(err, "run folder '%s' is a file; name another -run", path);
     if (!folder_exists(path)) return true;

@@ -97,12 +97,13 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err);
 
 /* The floor of an evaluation of `tokens` tokens, nats per token: the loss that the grammar itself has, which told
  * the built-in stories, on tokens 1 .. `tokens` of their held-out side (an evaluation's targets; token 0 is given).
- * It is the entropy that is in this very text, where a story's end counts as a token and a story that is cut at
- * either end counts with the probability of just the part that is there. What a model gains by luck is next to
- * nothing: that one which has not seen these stories comes to lie k nats below, in the sum of all tokens, has a
- * probability of at most e^-k (Markov's inequality, for the ratio of the two likelihoods). It has a disadvantage
- * besides: it sees a story only from where its window begins. Left aside is that the last token of a story that is
- * cut also tells with which bytes the text does not go on; that is less than one token's loss in all.
+ * A story that is cut at either end counts with the probability of just the part that is there, and a story's end is
+ * a token like any other. It is no mean over texts but what the true model pays for this very one, so that chance is
+ * in it and in a loss alike: that a model lies k nats below, in the sum of all tokens, has a probability of at most
+ * e^-k (Markov's inequality, for the ratio of the two likelihoods), if it has not seen these stories and does not
+ * compute the hash by which they were held out. It has a disadvantage besides: it sees a story only from where its
+ * window begins. Left aside is that the last token of a story that is cut also tells with which bytes the text does
+ * not go on; that is less than one token's loss in all.
  * NAN for other data. An error where the held-out side is not what the facts' seed tells in this version. */
 bool data_floor(const DataFacts *facts, const Bpe *bpe, Shards *heldout, uint64_t tokens, double *floor,
                 Error *err);
