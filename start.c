@@ -772,7 +772,8 @@ bool lead_start(App *app) {
     const Options *o = &app->options;
     if (!find_inputs(app)) return false;
     const bool planned = o->tokenize || plan_model(app, true, share_of_batch(app));
-    if (!planned && o->dry_run && app->plan.total > 0) print_tables(app); /* what it is that does not fit */
+    if (!planned && o->dry_run && app->code == EXIT_FAILED && app->plan.total > 0)
+        print_tables(app); /* what it is that does not fit */
     if (!planned) return false;
     if (o->dry_run)
         return look_at_run(app) && (!app->train || open_windows(app, DEFAULT_EVAL_TOKENS)) &&
