@@ -6,8 +6,8 @@
  *   RUN/checkpoints/   step-00001000/ ...
  *   RUN/report.html    the page one looks at
  *   RUN/lock           held (flock) while a process uses the run
- * A run folder can be moved: nothing in it names its own place. Numbers are written by jansson; a number
- * that is not finite becomes null. Knows no model: what it logs comes as plain values. */
+ * A run folder can be moved while no process uses it: nothing in it names its own place. Numbers are written by
+ * jansson; a number that is not finite becomes null. Knows no model: what it logs comes as plain values. */
 #ifndef RUN_H
 #define RUN_H
 

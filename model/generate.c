@@ -200,9 +200,9 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     for (size_t position = 0; position < max_tokens && writing > 0 && !stop_requested(); position++) {
         copy_newest(fresh, window, n, T + 1, length, unread);
         const float *logits = gpt_cache_extend(gpt, fresh, n, unread); /* (n, V) */
+        /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
         for (size_t i = 0; i < n; i++) finite = finite && (ended[i] || all_finite(logits + i * V, V));
         if (!finite) break;
-            /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
 #pragma omp parallel for schedule(dynamic) if (n > 1)
         for (size_t i = 0; i < n; i++)
             next[i] = ended[i] ? end_token
