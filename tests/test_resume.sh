@@ -145,12 +145,18 @@ minutes_are_fixed_once() {
     ends_with 0 "$program" -resume -run again -steps $steps && is_same again
 }
 run_as '-minutes' minutes_are_fixed_once
-# Few steps fit: the warm-up is cut, and who goes on from before that is known still rises as the run did.
+# Few steps fit: the warm-up is cut, and who goes on from before that is known still rises as the run did. How much
+# work a step must be for that hangs on the machine.
 a_cut_warmup() {
-    local few="-stories 50 -vocab 300 -device cpu -threads 1 -layers 1 -heads 1 -channels 32 -ctx 32 -batch 256 -micro 64
-        -eval-tokens 64 -samples 0" last
-    rm -rf reference again
-    ends_with 0 "$program" $few -minutes 0.03 -keep 1000000 -checkpoint-every 1 -run reference || return
+    local few="-stories 50 -vocab 300 -device cpu -threads 1 -layers 1 -heads 1 -channels 32 -ctx 32 -micro 16
+        -eval-tokens 64 -samples 0 -minutes 0.03 -keep 1000000 -checkpoint-every 1" batch last steps
+    for batch in 16 64 256 1024; do
+        rm -rf reference again
+        ends_with 0 "$program" $few -batch $batch -run reference || return
+        steps=$(sed -n 's/.*"steps": \([0-9]*\),.*/\1/p' reference/run.json)
+        ((steps >= 250)) || break
+    done
+    ((steps > 3 && steps < 250)) || { echo "$steps steps at batch $batch"; return 1; }
     cp -r reference again
     find again/checkpoints -name 'step-*' | sort | tail -n +3 | xargs rm -r
     ends_with 0 "$program" -resume -run again || return
