@@ -188,6 +188,10 @@ endif
 
 LIBS += -lm
 
+# C++ beside C: with it the GPU attention kernels are compiled for the CPU as well, for their tests.
+HAVE_CXX := $(shell printf '\043include <type_traits>\n' | $(CC) -x c++ -std=c++17 -fsyntax-only - >/dev/null 2>&1 && \
+    echo yes)
+
 # libFuzzer is looked for only where it is wanted: linking with it takes its time.
 ifneq ($(filter test,$(MAKECMDGOALS)),)
 HAVE_LIBFUZZER := $(shell mkdir -p build && printf 'int LLVMFuzzerTestOneInput(void) { return 0; }\n' | \
@@ -224,6 +228,8 @@ OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(PROGRAM_SOURCES) $(SIMD_SO
 PROGRAM_OBJECTS := $(PROGRAM_SOURCES:%.c=$(BUILD)/%.o)
 TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 SCRIPTS := $(wildcard tests/test_*.sh)
+# The attention kernels on an emulated GPU, one of 9.0 and one that is older.
+EMULATED := $(if $(HAVE_CXX),$(addprefix $(BUILD)/tests/emulated/,emulated.o flash_80.o flash_90.o))
 PEERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/peers/*.c))
 BENCHES := $(patsubst dev/%.c,$(BUILD)/%,$(wildcard dev/bench_*.c))
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -274,6 +280,15 @@ $(LIBRARY): $(OBJECTS)
 
 $(PROGRAM): $(PROGRAM_OBJECTS) $(LIBRARY)
 	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
+
+$(BUILD)/tests/emulated/emulated.o: INCLUDES := -Itests/emulated
+$(BUILD)/tests/emulated/flash_%.o: tests/emulated/flash.cu $(BUILD)/commands Makefile
+	@mkdir -p $(@D)
+	$(call short,compile,$< for sm_$*)$(CC) -x c++ -std=c++17 -Wall -Wextra -Wno-unknown-pragmas $(FLAGS) -D_GNU_SOURCE \
+	    -Itests/emulated -D__CUDACC__ -D__CUDA_ARCH__=$*0 -fno-exceptions -fno-rtti $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/tests/test_flash_cuda: $(EMULATED)
+$(BUILD)/tests/test_flash_cuda.o: DEFINES += $(if $(EMULATED),-DUSE_EMULATED)
 
 $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
