@@ -105,9 +105,10 @@ typedef struct App {
     int32_t *inputs, *targets; /* (B, T) of a micro-batch */
     bool bad_loss;             /* the held-out loss after this step was not finite */
     uint64_t saved_step;
-    bool saved;              /* saved_step is the newest checkpoint's */
-    Error trouble[TROUBLES]; /* what was told last of each; empty where it works */
-    char *scratch;           /* a temporary folder, removed at the end */
+    bool saved;                 /* saved_step is the newest checkpoint's */
+    Error trouble[TROUBLES];    /* what was told last of each; empty where it works */
+    double reported, reporting; /* when the report was last written, and how long that took: seconds */
+    char *scratch;              /* a temporary folder, removed at the end */
 } App;
 
 /* Wrong usage: exit code 2. */

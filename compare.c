@@ -207,8 +207,9 @@ void compare_follow_parent(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* In a process group of its own, so that a terminal's Ctrl-C reaches it once: from us. It runs as long as *follows
- * is open, which is to be closed once it has ended. */
+/* In a process group of its own, so that a terminal's Ctrl-C reaches it once: from us. A terminal may stop such a group
+ * when it writes (stty tostop), but not one that ignores SIGTTOU, which it does from its first instruction on. It runs as
+ * long as *follows is open, which is to be closed once it has ended. */
 static bool start(char **arguments, pid_t *child, int *follows, Error *err) {
     int ends[2];
     char text[24];
@@ -219,8 +220,12 @@ static bool start(char **arguments, pid_t *child, int *follows, Error *err) {
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    struct sigaction ignored = {0}, before;
+    ignored.sa_handler = SIG_IGN;
+    sigaction(SIGTTOU, &ignored, &before);
     int problem = posix_spawn(child, "/proc/self/exe", NULL, &attributes, arguments, environ);
     if (problem != 0) problem = posix_spawnp(child, arguments[0], NULL, &attributes, arguments, environ);
+    sigaction(SIGTTOU, &before, NULL);
     posix_spawnattr_destroy(&attributes);
     close(ends[0]);
     *follows = ends[1];
@@ -228,13 +233,13 @@ static bool start(char **arguments, pid_t *child, int *follows, Error *err) {
     return problem == 0 || error_set(err, "cannot start %s: %s", arguments[0], strerror(problem));
 }
 
-/* Waits for the end; a signal that asks us to stop is handed on, once. */
+/* Waits for the end; a signal that asks us to stop is handed on, once, to a child that is stopped as well. */
 static int wait_for(pid_t child) {
     const struct timespec pause_time = {.tv_nsec = 50 * 1000 * 1000};
     int status = 0, told = 0;
     for (pid_t ended; (ended = waitpid(child, &status, WNOHANG)) != child;) {
         if (ended < 0 && errno != EINTR) break;
-        if (stop_requested() && !told) kill(child, told = stop_requested());
+        if (stop_requested() && !told) kill(child, told = stop_requested()), kill(child, SIGCONT);
         nanosleep(&pause_time, NULL);
     }
     return status;

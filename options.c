@@ -73,7 +73,9 @@ static const Option table[] = {
          "text to learn from: a file, a .gz of one, a folder whose .txt and .txt.gz files are read (not "
          "deeper), or token shards: a .bin file or a quoted glob of them, which are used where they lie"),
     TEXT("heldout", heldout, DATA, FIXED, "PATH", PATH_BYTES,
-         "1,000 built-in stories; of text every 20th story, under 20 stories the last 5 %",
+         "built-in stories, 1,000 or a 20th of -stories if that is more; of text every 20th story, under 20 "
+         "stories the last "
+         "5 %",
          "text to evaluate on; with -data of shards it is needed, and shards too"),
     TEXT("tokenizer", tokenizer, DATA, FIXED, "PATH", PATH_BYTES,
          "trained on the training side; with shards, merges.txt beside them",
@@ -94,8 +96,7 @@ static const Option table[] = {
          "it brings its shape and tokenizer"),
 
     ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1,
-        .max = NAME_BYTES, .text = "flash",
-        .help = "flash never stores the T x T table, naive does; a kernel can also be named"),
+        .max = NAME_BYTES, .text = "flash", .help = "flash never stores the T x T table, naive does"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
 
     INT("batch", batch, TRAINING, FIXED, 4, 1, 1e9, "sequences a step, over all ranks"),
@@ -109,7 +110,8 @@ static const Option table[] = {
               "learning rate, reached after the warm-up"),
     REAL_AUTO("min-lr", min_lr, TRAINING, FIXED, 0, 1e9, "a tenth of -lr",
               "learning rate at the end: a cosine leads there"),
-    INT_AUTO("warmup", warmup, TRAINING, FIXED, 0, MANY, "50, or a fifth of the steps if that is less",
+    INT_AUTO("warmup", warmup, TRAINING, FIXED, 0, MANY,
+             "50, or a fifth of the steps if that is less (with -minutes at least 10 after it is known)",
              "steps in which the learning rate rises from 0"),
     REAL("weight-decay", weight_decay, TRAINING, FIXED, 0.1, 0, 100, "of matrices and embeddings"),
     REAL("beta1", beta1, TRAINING, FIXED, 0.9, 0, 0.99999, "AdamW's mean of the gradient"),
@@ -117,7 +119,8 @@ static const Option table[] = {
     REAL("clip", clip, TRAINING, FIXED, 1, 0, 1e9, "largest norm of the gradient; 0: no clipping"),
     INT("seed", seed, TRAINING, FIXED, 1, 0, MOST, "of weights, order, dropout, samples, built-in stories"),
 
-    INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY, "a tenth of the steps",
+    INT_AUTO("eval-every", eval_every, WATCHING, FREE, 0, MANY,
+             "a tenth of the steps, with -minutes more where evaluations would take too long",
              "steps between evaluations; 0: at the start and the end only"),
     INT_AUTO("eval-tokens", eval_tokens, WATCHING, FIXED, 1, MOST,
              "131,072, with -minutes fewer where they would take too long; with -evaluate all",
@@ -376,8 +379,11 @@ static bool unknown_argument(const char *argument, Error *err) {
     const char *name = argument + strspn(argument, "-");
     const size_t length = strcspn(name, "=");
     if (argument[0] != '-' || length == 0)
-        return error_set(err, "unexpected \"%.100s\": flags begin with -, as in -steps 100; see -help",
-                         argument);
+        return error_set(
+            err,
+            "unexpected \"%.100s\": flags begin with -, as in -steps 100, and take one value (of several "
+            "texts the folder); see -help",
+            argument);
     const char *nearest = nearest_name(name, length);
     return error_set(err, "there is no flag -%.*s; %s%s%s -help", length < 100 ? (int)length : 100, name,
                      nearest ? "did you mean -" : "", nearest ? nearest : "", nearest ? "? See" : "see");

@@ -314,5 +314,6 @@ bool check_path(App *app, const char *flag, const char *path) {
                      "'%s/heldout-*.bin'",
                      flag, path, path, path);
     if (!path || names_shards(path) || file_exists(path) || folder_exists(path)) return true;
-    return error_set(&app->err, "-%s: there is no file or folder %s; check the path", flag, path);
+    return error_set(&app->err, "-%s: there is no file or folder %s; check the path%s", flag, path,
+                     strpbrk(path, "*?[") ? " (several texts: give the folder that they are in)" : "");
 }

@@ -16,6 +16,7 @@
 
 enum {
     DEFAULT_WARMUP = 50,         /* steps */
+    CUT_RISE = 10,               /* the last ones of a warm-up that is cut, in which the rate catches up */
     DIRECT_STEPS = 8,            /* a device that can replays what it has recorded from about then on */
     UNTIMED_STEPS = 2,           /* -minutes: caches and threads warm up; ... */
     UNTIMED_DIRECT = 10,         /* ... on a device that replays, until it does */
@@ -236,8 +237,15 @@ static void tell_trouble(App *app, Trouble kind, const char *text, const char *m
 
 static void write_report(App *app) {
     if (!leads(app) || !run_is_in_place(app->run, NULL)) return; /* of which save() tells */
+    const double begun = seconds_now();
     const bool done = report_write(run_path(app->run), &app->err);
     tell_trouble(app, REPORTING, done ? NULL : app->err.text, "");
+    app->reported = seconds_now(), app->reporting = app->reported - begun;
+}
+
+/* Between times the report must not cost more than a fiftieth: each is made of all of the log, which grows. */
+static void renew_report(App *app) {
+    if (seconds_now() - app->reported >= 50 * app->reporting) write_report(app);
 }
 
 /* ---- training: the schedule ---- */
@@ -261,8 +269,8 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
         if (!is_auto(*list[i].value)) continue;
         json_array_append_new(app->chosen, json_string(list[i].key));
         /* With -minutes the first steps were taken before the number was known: in the usual warm-up. */
-        const int64_t made = o->minutes == OPTION_AUTO ? 0 : (int64_t)app->state.step;
-        const int64_t fifth = steps / 5 > made ? steps / 5 : made;
+        const int64_t least = o->minutes == OPTION_AUTO ? 0 : (int64_t)app->state.step + CUT_RISE;
+        const int64_t fifth = steps / 5 > least ? steps / 5 : least;
         if (list[i].most == 0) *list[i].value = fifth < DEFAULT_WARMUP ? fifth : DEFAULT_WARMUP;
         else if (times) *list[i].value = (int64_t)ceil((double)steps / times[i]);
         else *list[i].value = (steps + list[i].most - 1) / list[i].most;
@@ -273,12 +281,17 @@ static bool set_steps(App *app, int64_t steps, const double *times) {
 
 /* Linear to -lr, then a cosine to -min-lr (Loshchilov and Hutter 2017): a function of step, -steps and -warmup
  * alone, and of who chose that. With -minutes the cosine begins only after the steps that are timed to find -steps,
- * whatever the warm-up, and one that was cut then still rises as it did before: a resume from before gives the same. */
+ * whatever the warm-up, and one that is cut then has risen as the usual one does until its last steps, which come
+ * after those: a resume from before gives the same. */
 static double learning_rate(const App *app, uint64_t step) {
     const Options *o = &app->options;
     const double warmup = is_auto(o->warmup) ? DEFAULT_WARMUP : (double)o->warmup, at = (double)step;
-    const bool cut = o->minutes != OPTION_AUTO && is_chosen(app, "warmup");
-    if (at < warmup) return o->lr * (at + 1) / (cut ? DEFAULT_WARMUP : warmup);
+    const bool cut = o->minutes != OPTION_AUTO && is_chosen(app, "warmup") && warmup < DEFAULT_WARMUP;
+    const double bend = warmup - CUT_RISE,
+                 there = bend / DEFAULT_WARMUP; /* steps; the share of -lr by then */
+    if (cut && at < bend) return o->lr * (at + 1) / DEFAULT_WARMUP;
+    if (cut && at < warmup) return o->lr * (there + (1 - there) * (at + 1 - bend) / CUT_RISE);
+    if (at < warmup) return o->lr * (at + 1) / warmup;
     const double timed = o->minutes == OPTION_AUTO ? 0 : UNTIMED_DIRECT + TIMED_STEPS;
     const double flat = warmup < timed ? timed : warmup; /* the step up to which -lr is kept */
     if (at < flat || is_auto(o->steps)) return o->lr;
@@ -398,7 +411,8 @@ static bool fit_steps(App *app) {
         return false;
     char warmup[48] = "";
     if (is_chosen(app, "warmup") && o->warmup < DEFAULT_WARMUP)
-        snprintf(warmup, sizeof warmup, ", %" PRId64 " of them of warm-up", o->warmup);
+        snprintf(warmup, sizeof warmup, ", %" PRId64 " of them of warm-up",
+                 o->warmup < o->steps ? o->warmup : o->steps);
     say(app, "%s into %g min%s", counted((uint64_t)o->steps, "step fits", "steps fit").text, o->minutes,
         warmup);
     return true;
@@ -598,7 +612,7 @@ static bool watch_loss(App *app) {
     if (isfinite(result.floor)) snprintf(beside, sizeof beside, "  floor %.4f", result.floor);
     say(app, "step %" PRIu64 "  held-out loss %.4f nats/token  %.3f bits/byte  over %s tokens%s",
         app->state.step, result.loss, result.bits_per_byte, commas(result.tokens).text, beside);
-    write_report(app);
+    renew_report(app);
     return true;
 }
 
@@ -790,7 +804,9 @@ void print_next(App *app) {
     char more[48] = ""; /* a run that is done goes on only for more steps */
     if (app->saved && (int64_t)app->state.step == app->options.steps)
         snprintf(more, sizeof more, " -steps %" PRId64, 2 * app->options.steps);
-    say(app, "go on    %s -resume -run %s%s", program, run, more);
+    char launcher[32] = "";
+    if (app->ranks.count > 1) snprintf(launcher, sizeof launcher, "mpirun -n %d ", app->ranks.count);
+    say(app, "go on    %s%s -resume -run %s%s", launcher, program, run, more);
     free(program);
     free(run);
 }

@@ -50,6 +50,8 @@ static Stream *cpu_open(int index, int threads, Error *err) {
 #pragma omp parallel
 #pragma omp single
     stream->threads = omp_get_num_threads();
+    /* oneDNN shares work out among as many as OpenMP names, and leaves undone what those that never come would do. */
+    omp_set_num_threads(stream->threads);
 #else
     (void)threads;
     stream->threads = stream->asked = 1;

@@ -158,6 +158,30 @@ nobody_is_left() { # NAME SIGNAL...
     [ -n "$(newest "$run/naive")" ]
 }
 
+# A terminal that stops what writes to it from the background (stty tostop) stops none of the trainings.
+a_strict_terminal() {
+    needs_python
+    python3 - "$program" -compare naive,flash $train -run strict <<'PYTHON'
+import os, pty, signal, sys, termios
+
+process, terminal = pty.fork()
+if process == 0:
+    mode = termios.tcgetattr(1)
+    mode[3] |= termios.TOSTOP
+    termios.tcsetattr(1, termios.TCSANOW, mode)
+    os.execv(sys.argv[1], sys.argv[1:])
+signal.signal(signal.SIGALRM, lambda *_: (os.kill(process, signal.SIGKILL), sys.exit("it hangs")))
+signal.alarm(60)
+try:
+    while os.read(terminal, 65536):
+        pass
+except OSError:
+    pass  # the end of what was written
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+PYTHON
+    [ -s strict/compare.json ]
+}
+
 # Each run has the flags as they were typed, but for -compare; a value that begins with dashes is one.
 flags_of_each() {
     "$program" --compare=naive,flash $train -steps 1 -run flags -prompt ---compare -keep 1 >out 2>err
@@ -194,7 +218,7 @@ wrong_usage() {
 
 for test in two_backends json_tells_the_same plotting_needs_matplotlib plots_what_is_above_the_floor \
     shards_used_where_they_lie minutes_for_each none_that_fits one_that_cannot_run a_crash_ends_one_alone \
-    a_signal_saves_and_ends flags_of_each no_pipe wrong_usage; do
+    a_signal_saves_and_ends a_strict_terminal flags_of_each no_pipe wrong_usage; do
     run_test $test
 done
 run_test nobody_is_left signals INT TERM

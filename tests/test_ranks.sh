@@ -85,6 +85,7 @@ same_losses() {
         same_evals same-1 "same-$n"
     done
     grep -q '^ *ranks  *'"$most"' on 1 host' out
+    grep -q "^go on    mpirun -n $most " out
     # What is in the log is what one process alone, without a launcher, has.
     "$program" $small -dropout 0.1 -lr 1e-3 -steps 50 -eval-every 10 -eval-tokens 640 -run alone > out 2> err
     same_state "$(step_of alone 50)" "$(step_of same-1 50)"
