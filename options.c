@@ -74,8 +74,7 @@ static const Option table[] = {
          "deeper), or token shards: a .bin file or a quoted glob of them, which are used where they lie"),
     TEXT("heldout", heldout, DATA, FIXED, "PATH", PATH_BYTES,
          "built-in stories, 1,000 or a 20th of -stories if that is more; of text every 20th story, under 20 "
-         "stories the last "
-         "5 %",
+         "stories the last 5 %",
          "text to evaluate on; with -data of shards it is needed, and shards too"),
     TEXT("tokenizer", tokenizer, DATA, FIXED, "PATH", PATH_BYTES,
          "trained on the training side; with shards, merges.txt beside them",

@@ -82,10 +82,13 @@ static inline float atomicAdd(float *sum, float x) {
 }
 
 /* ---- threads together ---- */
+/* What a warp does at once is most of the time, and no code of the kernels, which sanitizers are to watch. */
+#define UNWATCHED __attribute__((no_sanitize("address", "undefined")))
+
 static inline void __syncthreads() {
     emulated_barrier();
 }
-static inline void warp_does_nothing(void *const[LANES]) {
+UNWATCHED static inline void warp_does_nothing(void *const[LANES]) {
 }
 static inline void __syncwarp() {
     emulated_meet(warp_does_nothing, NULL);
@@ -94,7 +97,7 @@ struct Shuffle {
     float x;
     unsigned with;
 };
-static inline void warp_shuffles(void *const all[LANES]) {
+UNWATCHED static inline void warp_shuffles(void *const all[LANES]) {
     float x[LANES];
     for (unsigned i = 0; i < LANES; i++) x[i] = ((Shuffle *)all[i])->x;
     for (unsigned i = 0; i < LANES; i++) ((Shuffle *)all[i])->x = x[i ^ ((Shuffle *)all[i])->with];
@@ -104,7 +107,7 @@ static inline float __shfl_xor_sync(unsigned, float x, unsigned with) {
     emulated_meet(warp_shuffles, &mine);
     return mine.x;
 }
-static inline void warp_has_any(void *const all[LANES]) {
+UNWATCHED static inline void warp_has_any(void *const all[LANES]) {
     bool any = false;
     for (unsigned i = 0; i < LANES; i++) any = any || *(bool *)all[i];
     for (unsigned i = 0; i < LANES; i++) *(bool *)all[i] = any;
@@ -129,7 +132,7 @@ struct Matrices {
     unsigned at, x[4];
 };
 /* Row l of matrix i is at lane 8 i + l's address. */
-template <bool TRANSPOSED> static inline void warp_loads(void *const all[LANES]) {
+template <bool TRANSPOSED> UNWATCHED static inline void warp_loads(void *const all[LANES]) {
     for (unsigned i = 0; i < 4; i++) {
         uint16_t matrix[8][8];
         for (unsigned l = 0; l < 8; l++)
@@ -159,16 +162,22 @@ struct Product {
     const unsigned *a;
     unsigned b[2];
 };
-static inline void warp_multiplies(void *const all[LANES]) {
+UNWATCHED static inline float upper_half(unsigned bits) {
+    float x;
+    bits &= 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+UNWATCHED static inline void warp_multiplies(void *const all[LANES]) {
     float a[16][16], b[16][8], c[16][8];
     for (unsigned lane = 0; lane < LANES; lane++) {
         const Product *mine = (Product *)all[lane];
         const unsigned g = lane / 4, q = lane % 4 * 2;
         for (unsigned e = 0; e < 2; e++) { /* the lower index, the higher one */
             for (unsigned r = 0; r < 4; r++)
-                a[g + r % 2 * 8][q + r / 2 * 8 + e] = bf16_value((uint16_t)(mine->a[r] >> 16 * e));
+                a[g + r % 2 * 8][q + r / 2 * 8 + e] = upper_half(mine->a[r] << (16 - 16 * e));
             for (unsigned r = 0; r < 2; r++) {
-                b[q + r * 8 + e][g] = bf16_value((uint16_t)(mine->b[r] >> 16 * e));
+                b[q + r * 8 + e][g] = upper_half(mine->b[r] << (16 - 16 * e));
                 c[g + r * 8][q + e] = mine->c[2 * r + e];
             }
         }
