@@ -74,7 +74,8 @@ typedef struct App {
     bool told;    /* of several ranks all know of the failure in err */
     int stop;     /* of several: the signal to stop that they have agreed on */
     json_t *lead; /* what rank 0 has told this one; owns text in options */
-    Run *run;     /* rank 0's */
+    Run *run;     /* rank 0's; of a comparison the folder that its runs are in */
+    bool begun;   /* a comparison's runs have: what they share stays */
     char *folder; /* the run's, on every rank */
 
     /* data */

@@ -58,39 +58,6 @@ void compare_free(Comparison *comparison) {
     comparison->count = 0;
 }
 
-static bool folder_is_empty(const char *path, Error *err) {
-    char **names;
-    size_t count;
-    if (!folder_names(path, &names, &count, err)) return false;
-    for (size_t i = 0; i < count; i++) free(names[i]);
-    free(names);
-    return count == 0 ||
-           error_set(err, "folder %s is not empty; name a new one for the comparison with -run", path);
-}
-
-char *compare_folder(const char *path, bool *made, Error *err) {
-    *made = !path || !folder_exists(path);
-    if (path) {
-        const bool done = folder_make(path, err) && folder_is_empty(path, err);
-        return done ? xstrdup(path) : NULL;
-    }
-    if (!folder_make("runs", err)) return NULL;
-    const time_t now = time(NULL);
-    struct tm parts;
-    char date[32];
-    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &parts));
-    for (unsigned i = 1;; i++) {
-        char *folder = i == 1 ? xformat("runs/compare-%s", date) : xformat("runs/compare-%s-%u", date, i);
-        if (mkdir(folder, 0777) == 0) return folder;
-        if (errno != EEXIST) {
-            error_set(err, "cannot make folder %s: %s; name another with -run", folder, strerror(errno));
-            free(folder);
-            return NULL;
-        }
-        free(folder);
-    }
-}
-
 /* ---- what a run's log says ---- */
 
 static double number_of(const json_t *value) {

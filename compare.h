@@ -2,7 +2,7 @@
  *
  *     Comparison comparison;
  *     compare_list(&comparison, "naive,flash", &err);   then note in `refusal` what cannot run here, and why
- *     char *folder = compare_folder(NULL, &made, &err);   then make the tokens in it, if there are none
+ *     open the folder by run_open(path, RUN_COMPARISON ...) and make the tokens in it, if there are none
  *     compare_train(&comparison, folder, argc, argv, more, &err);
  *     compare_show(&comparison, stdout);  compare_write(&comparison, folder, &err);
  *
@@ -11,7 +11,8 @@
  * logs. FOLDER holds
  *     tokens/           shared by the runs; none where the user's -data names shards
  *     naive/, flash/    the runs, like any others
- *     compare.json      what is shown, for programs */
+ *     compare.json      what is shown, for programs
+ *     lock              held while the comparison goes on (data/run.h) */
 #ifndef COMPARE_H
 #define COMPARE_H
 
@@ -50,9 +51,6 @@ typedef struct Comparison {
 
 /* From names with commas between. They name folders: letters, digits and _ only. */
 bool compare_list(Comparison *comparison, const char *names, Error *err);
-/* Makes the folder, which must be new (then *made) or empty; path NULL: runs/compare-YYYYMMDD-HHMMSS, with -2, -3 ... behind
- * it where that exists. To be freed. */
-char *compare_folder(const char *path, bool *made, Error *err);
 /* Trains with each that is not refused. argc, argv: the user's own; `more`: flags that count instead of the
  * user's, NULL at the end. A signal that asks for a stop is handed on to the run, which saves; those that had
  * not begun are refused then. What a backend's failure was is in its `refusal`; only a failure to start

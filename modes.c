@@ -52,16 +52,15 @@ bool compare_backends(App *app) {
     app->report = stdout;
     app->in_place = isatty(STDOUT_FILENO);
     bool done = settle_settings(app) && find_inputs(app) && plan_backends(app, &comparison);
-    bool made = false;
-    char *folder = done ? compare_folder(o->run, &made, &app->err) : NULL;
-    char *tokens = folder && !names_shards(o->data) ? xformat("%s/tokens", folder) : NULL;
+    bool resumed; /* which no comparison is */
+    app->run = done ? run_open(o->run, RUN_COMPARISON, &resumed, &app->err) : NULL;
+    const char *folder = app->run ? run_path(app->run) : NULL;
+    char *tokens = folder && !names_shards(o->data) ? run_file(app->run, "tokens") : NULL;
     done = folder && (!tokens || make_tokens(app, tokens));
     if (!done && stop_requested()) app->code = 128 + stop_requested();
-    if (folder && !done) { /* text that cannot be used leaves nothing behind */
-        folder_remove(tokens, NULL);
-        if (made) rmdir(folder);
-    }
+    if (!done) undo_start(app); /* text that cannot be used leaves nothing behind */
     if (done) {
+        app->begun = true;
         finish_line(app);
         fflush(app->report); /* before others write there */
         char *data = tokens ? xformat("%s/train-*.bin", tokens) : NULL;
@@ -91,7 +90,6 @@ bool compare_backends(App *app) {
     }
     compare_free(&comparison);
     free(tokens);
-    free(folder);
     return done;
 }
 

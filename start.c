@@ -409,7 +409,7 @@ static bool look_at_run(App *app) {
 /* A start that failed before it trained leaves what was there before, so that the corrected one is not refused
  * for a folder or for settings that only the failed one has made. */
 void undo_start(App *app) {
-    if (!app->run || app->state.step > 0 || app->saved) return;
+    if (!app->run || app->state.step > 0 || app->saved || app->begun) return;
     if (!app->settings) {
         run_undo(app->run);
         return;

@@ -156,6 +156,8 @@ static bool look(const char *path, RunOpen how, Content *content, Error *err) {
         return error_set(err, "run folder '%s' is a file; name another -run", path);
     if (!folder_exists(path)) return true;
     if (!folder_content(path, content, err)) return false;
+    if (how == RUN_COMPARISON && *content != EMPTY)
+        return error_set(err, "folder '%s' is not empty; name a new one for the comparison with -run", path);
     if (*content == OTHER)
         return error_set(
             err,
@@ -241,13 +243,15 @@ static bool move_aside(Run *run, Error *err) {
     return ok;
 }
 
-/* A new folder runs/YYYYMMDD-HHMMSS, with -2, -3 ... behind it where that exists; NULL on failure. */
-static char *make_dated_folder(Error *err) {
+/* A new folder runs/YYYYMMDD-HHMMSS or runs/compare-YYYYMMDD-HHMMSS, with -2, -3 ... behind it where that exists; NULL
+ * on failure. */
+static char *make_dated_folder(RunOpen how, Error *err) {
     if (!folder_make(runs_folder, err)) return NULL;
     const time_t now = time(NULL);
     struct tm parts;
     char date[32];
-    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &parts));
+    strftime(date, sizeof date, how == RUN_COMPARISON ? "compare-%Y%m%d-%H%M%S" : "%Y%m%d-%H%M%S",
+             localtime_r(&now, &parts));
     for (unsigned i = 1;; i++) {
         char *path = i == 1 ? xformat("%s/%s", runs_folder, date) : xformat("%s/%s-%u", runs_folder, date, i);
         if (mkdir(path, 0777) == 0) return path;
@@ -324,7 +328,7 @@ Run *run_open(const char *path, RunOpen how, bool *resumed, Error *err) {
     *resumed = false;
     Run *run = (Run *)xcalloc(1, sizeof *run);
     run->folder = run->lock = run->log = -1;
-    run->path = path ? without_slashes(path) : make_dated_folder(err);
+    run->path = path ? without_slashes(path) : make_dated_folder(how, err);
     if (!path) run->made = run->path != NULL;
     if (run->path && enter_folder(run, how, resumed, err)) return run;
     if (run->path) unmake_folder(run);

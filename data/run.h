@@ -22,13 +22,14 @@ extern "C" {
 typedef struct Run Run;
 
 typedef enum RunOpen {
-    RUN_NEW,    /* the folder must not hold a run */
-    RUN_RESUME, /* goes on with the run in it; starts one where there is none */
-    RUN_FORCE   /* an old run is moved aside to DIR.old-N */
+    RUN_NEW,       /* the folder must not hold a run */
+    RUN_RESUME,    /* goes on with the run in it; starts one where there is none */
+    RUN_FORCE,     /* an old run is moved aside to DIR.old-N */
+    RUN_COMPARISON /* as RUN_NEW, of a folder in which several runs are to be, with tokens/ that they share */
 } RunOpen;
 
-/* Opens or makes the folder and locks it. path NULL: a new folder runs/YYYYMMDD-HHMMSS (with -2, -3 ...
- * behind it where that exists). Refused, with a line that says what to do: a folder that holds a run
+/* Opens or makes the folder and locks it. path NULL: a new folder runs/YYYYMMDD-HHMMSS, of a comparison
+ * runs/compare-YYYYMMDD-HHMMSS (with -2, -3 ... behind it where that exists). Refused, with a line that says what to do: a folder that holds a run
  * (RUN_NEW), one in use by another process, one that is not empty and is no run, one that cannot be
  * written. What it holds is found out under the lock; what an interrupted start has left counts as nothing and
  * is removed. *resumed tells whether a run was there (RUN_RESUME). */

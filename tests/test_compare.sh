@@ -32,6 +32,54 @@ two_backends() {
     grep -q '^step 7/7 ' out
 }
 
+# A folder whose tokens are being made is another process's, whoever wants it.
+two_at_once() {
+    local process how refusals=0
+    "$program" -compare naive,flash $train -stories 3000 -run shared >first 2>first.err &
+    process=$!
+    for _ in $(seq 600); do
+        [ ! -d shared ] || break
+        sleep 0.05
+    done
+    sleep 0.2
+    kill -STOP $process # so that it is at it until all have tried
+    for how in '-compare flash,naive' '' -resume -force '-tokenize -force'; do
+        if [ "${how%% *}" = -tokenize ]; then how="$how -stories 60 -vocab 300"; else how="$how $train"; fi
+        refused 1 "run folder 'shared' is in use by another process, number $process;" $how -run shared ||
+            refusals=$((refusals + 1))
+    done
+    kill -CONT $process
+    wait $process || say_and_fail "the first: $(cat first.err)"
+    [ $refusals = 0 ]
+    [ -s shared/tokens/data.json ]
+    [ -s shared/compare.json ]
+    [ ! -e shared/run.json ]
+}
+
+# What a killed start has left is no comparison: the same command begins anew. Of one that a signal ended nothing is left.
+ended_before_it_trains() {
+    local signal process
+    for signal in KILL TERM; do
+        "$program" -compare naive,flash $train -stories 3000 -run early >out 2>err &
+        process=$!
+        for _ in $(seq 600); do
+            [ ! -d early ] || break
+            sleep 0.05
+        done
+        sleep 0.2
+        if [ $signal = KILL ]; then
+            stops $signal $process 137
+            [ -d early ]
+            "$program" -compare naive,flash $train -steps 1 -run early >out 2>err
+            [ -s early/compare.json ]
+            rm -r early
+        else
+            stops $signal $process 143
+            [ ! -e early ]
+        fi
+    done
+}
+
 # Rounding of fp32 (2^-24 of a loss near 6 is 4e-7) early, before steps have carried it on; 0.01 at the end.
 json_tells_the_same() {
     needs_python
@@ -216,7 +264,7 @@ wrong_usage() {
     refused 1 'not empty' -compare naive,flash $train -run both
 }
 
-for test in two_backends json_tells_the_same plotting_needs_matplotlib plots_what_is_above_the_floor \
+for test in two_backends two_at_once ended_before_it_trains json_tells_the_same plotting_needs_matplotlib plots_what_is_above_the_floor \
     shards_used_where_they_lie minutes_for_each none_that_fits one_that_cannot_run a_crash_ends_one_alone \
     a_signal_saves_and_ends a_strict_terminal flags_of_each no_pipe wrong_usage; do
     run_test $test
