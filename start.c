@@ -152,6 +152,17 @@ static bool take_shape(App *app, const GptConfig *config) {
     return true;
 }
 
+/* Whether a merges file is, if it is there, that of the tokenizer that is used. */
+static bool check_same_tokenizer(App *app, const char *path, const char *whose, const char *advice) {
+    if (!file_exists(path)) return true;
+    Bpe *bpe = bpe_load(path, &app->err);
+    const bool same = bpe && (bpe_same(bpe_fingerprint(bpe), bpe_fingerprint(app->bpe)) ||
+                              error_set(&app->err, "%s tokenizer %s is not that of %s; %s", whose, path,
+                                        app->merges_of, advice));
+    bpe_free(bpe);
+    return same;
+}
+
 /* Shape and tokenizer of a model folder. A tokenizer that was named otherwise must be the same. */
 bool take_model(App *app) {
     const char *folder = app->model;
@@ -159,17 +170,8 @@ bool take_model(App *app) {
     if (!checkpoint_config(folder, &config, &app->err) || !take_shape(app, &config)) return false;
     if (!app->bpe && app->options.tokenizer && !load_tokenizer(app, app->options.tokenizer)) return false;
     char *own = xformat("%s/merges.txt", folder);
-    bool done = true;
-    if (!app->bpe) {
-        done = load_tokenizer(app, folder);
-    } else if (file_exists(own)) {
-        Bpe *bpe = bpe_load(own, &app->err);
-        done = bpe &&
-               (bpe_same(bpe_fingerprint(bpe), bpe_fingerprint(app->bpe)) ||
-                error_set(&app->err, "the model's tokenizer %s is not that of %s; use one of them throughout",
-                          own, app->merges_of));
-        bpe_free(bpe);
-    }
+    const bool done = !app->bpe ? load_tokenizer(app, folder)
+                                : check_same_tokenizer(app, own, "the model's", "use one of them throughout");
     free(own);
     if (!done || bpe_vocab_size(app->bpe) == config.vocab) return done;
     return error_set(
@@ -407,35 +409,39 @@ static bool look_at_run(App *app) {
 }
 
 /* A start that failed before it trained leaves what was there before, so that the corrected one is not refused
- * for a folder or for settings that only the failed one has made. */
+ * for a folder, for settings or for tokens that only the failed one has made. */
 void undo_start(App *app) {
     if (!app->run || app->state.step > 0 || app->saved || app->begun) return;
-    if (!app->settings) {
-        run_undo(app->run);
-        return;
+    if (app->settings) {
+        json_t *now = run_read_settings(run_path(app->run), NULL);
+        if (!json_equal(now, app->settings)) run_write_settings(app->run, app->settings, NULL);
+        json_decref(now);
     }
-    json_t *now = run_read_settings(run_path(app->run), NULL);
-    if (!json_equal(now, app->settings)) run_write_settings(app->run, app->settings, NULL);
-    json_decref(now);
+    run_undo(app->run);
 }
 
+static const char put_back[] = "put the old ones back",
+                  put_text_back[] = "they are made anew, of a text that has changed: put the old text back";
+
 /* A run that goes on must find the tokens it was started with. */
-static bool check_identity(App *app, const char *key, const Shards *shards, const char *side) {
+static bool check_identity(App *app, const char *key, const Shards *shards, const char *side,
+                           const char *advice) {
     const json_t *before = json_object_get(app->settings, key);
     const uint32_t now = shards_identity(shards);
     if (!before || (json_is_integer(before) && json_integer_value(before) == (json_int_t)now)) return true;
     return error_set(
         &app->err,
         "the %s shards are not those the run was started with: found identity %u, the run has %" PRId64
-        "; put the old ones back or start a new run",
-        side, now, (int64_t)json_integer_value(before));
+        "; %s or start a new run",
+        side, now, (int64_t)json_integer_value(before), advice);
 }
 
-static bool open_shards(App *app, const char *train, const char *heldout) {
+/* advice: what to do about those of another run. */
+static bool open_shards(App *app, const char *train, const char *heldout, const char *advice) {
     app->train = shards_open(train, app->bpe, &app->err);
     app->heldout = app->train ? shards_open(heldout, app->bpe, &app->err) : NULL;
-    return app->heldout && check_identity(app, "train_identity", app->train, "training") &&
-           check_identity(app, "heldout_identity", app->heldout, "held-out");
+    return app->heldout && check_identity(app, "train_identity", app->train, "training", advice) &&
+           check_identity(app, "heldout_identity", app->heldout, "held-out", advice);
 }
 
 /* A file that is trained on is no held-out text; shared: what is on both sides, NULL: nothing. */
@@ -461,22 +467,23 @@ static bool check_apart(App *app) {
     return apart;
 }
 
-/* The tokenizer where it is known before the text is read: the run's own, -tokenizer, that of -load, or with
- * shards the merges.txt beside them. */
+/* The tokenizer where it is known before the text is read: the run's own, which its checkpoints have, too, -tokenizer,
+ * that of -load, or with shards the merges.txt beside them. */
 static bool find_tokenizer(App *app) {
     const Options *o = &app->options;
     char *of_run = xformat("%s/tokens/merges.txt", o->run ? o->run : ".");
     char *facts = xformat("%s/tokens/data.json", o->run ? o->run : ".");
     bool done = true;
-    if (app->settings && file_exists(of_run)) {
+    if (app->resume_from) {
+        done = load_tokenizer(app, app->resume_from) &&
+               check_same_tokenizer(app, of_run, "the run's", "put that one back");
+    } else if (app->settings && file_exists(of_run)) {
         done = load_tokenizer(app, of_run);
-    } else if (app->settings && file_exists(facts)) { /* tokens without their tokenizer: a copy will do */
-        done = app->resume_from
-                   ? load_tokenizer(app, app->resume_from)
-                   : error_set(&app->err,
-                               "there is no %s, which the tokens beside it were made with; put it "
-                               "back or start over with -force",
-                               of_run);
+    } else if (app->settings && file_exists(facts)) {
+        done = error_set(&app->err,
+                         "there is no %s, which the tokens beside it were made with; put it "
+                         "back or start over with -force",
+                         of_run);
     } else if (o->tokenizer) {
         done = load_tokenizer(app, o->tokenizer);
     } else if (!o->load && names_shards(o->data)) {
@@ -557,16 +564,19 @@ static bool open_data(App *app) {
     char *train = xformat("%s/train-*.bin", folder), *heldout = xformat("%s/heldout-*.bin", folder);
     char *merges = xformat("%s/merges.txt", folder);
     bool done;
-    if (names_shards(o->data)) done = folder_make(folder, &app->err);
-    else done = (app->settings && file_exists(facts)) || make_tokens(app, folder);
+    if (names_shards(o->data)) {
+        done = folder_make(folder, &app->err);
+        app->has_facts = done && facts_beside(app);
+    } else {
+        const bool make = !app->settings || !file_exists(facts);
+        done = (!make || (run_renew_tokens(app->run, &app->err) && make_tokens(app, folder))) &&
+               data_read_facts(folder, &app->facts, &app->err) &&
+               open_shards(app, train, heldout, make ? put_text_back : put_back);
+        app->has_facts = done;
+    }
+    /* After what could say that the tokens are not those of this tokenizer. */
     done = done &&
            (file_exists(merges) || file_replace(merges, app->merges.data, app->merges.size, &app->err));
-    if (!names_shards(o->data)) {
-        done = done && data_read_facts(folder, &app->facts, &app->err) && open_shards(app, train, heldout);
-        app->has_facts = done;
-    } else {
-        app->has_facts = done && facts_beside(app);
-    }
     free(merges);
     free(heldout);
     free(train);
@@ -751,7 +761,7 @@ bool find_inputs(App *app) {
     }
     if (!settle_rates(app)) return false;
     return !names_shards(o->data) ||
-           (open_shards(app, o->data, o->heldout) &&
+           (open_shards(app, o->data, o->heldout, put_back) &&
             (app->settings || refuse_shared(app, shards_shared_file(app->train, app->heldout))));
 }
 
@@ -782,6 +792,7 @@ bool lead_start(App *app) {
     if (!done && stop_requested()) app->code = 128 + stop_requested();
     if (done) app->folder = xstrdup(run_path(app->run));
     if (!done || (!o->tokenize && !plan_training(app))) return false;
+    if (o->tokenize) run_keep_tokens(app->run);
     if (run_moved_aside(app->run))
         say(app, "the old run %s is now %s", run_path(app->run), run_moved_aside(app->run));
     return true;
@@ -800,7 +811,7 @@ static bool follow(App *app) {
          *heldout = xformat("%s/heldout-*.bin", tokens), *merges = xformat("%s/merges.txt", tokens);
     const bool own = names_shards(o->data);
     bool done = load_tokenizer(app, merges) &&
-                open_shards(app, own ? o->data : train, own ? o->heldout : heldout);
+                open_shards(app, own ? o->data : train, own ? o->heldout : heldout, put_back);
     if (!done) {
         const Error cause = app->err;
         error_set(&app->err, "%s; -run and -data must lie on a file system that all hosts share", cause.text);

@@ -851,6 +851,7 @@ bool train_model(App *app) {
     Options *o = &app->options;
     app->setup.attention = attention_timed(app->setup.attention, app->ops);
     if (!all_ranks(app, make_model(app) && start_state(app)) || !check_same_weights(app)) return false;
+    if (leads(app)) run_keep_tokens(app->run);
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && !app->state.cut_short) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);

@@ -402,6 +402,44 @@ failed_starts() {
     "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
+# A run that goes on makes the tokens that it lacks anew: of the same text with the same tokenizer, or not at all. What
+# was there before stays.
+tokens_that_are_gone() {
+    local was
+    cp stories.txt text.txt
+    "$program" $train -data text.txt -run gone >out
+    cp -r gone whole
+    for was in none merges.txt train-00000.bin data.json; do
+        rm -rf gone
+        cp -r whole gone
+        case $was in
+        none) rm -r gone/tokens ;;
+        data.json) rm gone/tokens/data.json ;; # then the shards count as unfinished
+        *) find gone/tokens -type f ! -name $was -delete ;;
+        esac
+        rm -rf before
+        cp -r gone before
+        { cat stories.txt && stories 100; } >text.txt
+        refused_for() { # WORDS ARGUMENT...
+            local words=$1
+            shift
+            ends_with 1 "$program" -resume -run gone "$@"
+            diff -r -x lock before gone
+            holds err "$words"
+        }
+        refused_for 'made anew, of a text that has changed: put the old text back' -steps 7
+        : >text.txt
+        refused_for 'holds no story' -steps 7
+        rm text.txt
+        refused_for 'text.txt' -steps 7
+        cp stories.txt text.txt
+        "$program" -resume -run gone -steps 7 >out
+        grep -q 'tokenizer  *[0-9]* tokens, from gone/checkpoints/' out
+        diff -r whole/tokens gone/tokens
+        [ ! -e gone/tokens.old ]
+    done
+}
+
 # A folder of the program's own that lost its run.json holds no run: its tokens are made anew.
 tokens_without_a_run() {
     for how in '' -resume -force; do
@@ -624,7 +662,7 @@ for test in trains full_output too_large fewer_threads too_short log_is_json run
     resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
-    failed_starts tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
+    failed_starts tokens_that_are_gone tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
     used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
     minutes_fix_the_steps floor_of_what_is_evaluated not_finite_ends_a_run; do
     run_test $test
