@@ -261,6 +261,34 @@ const char *files_shared(char *const *a, size_t a_count, char *const *b, size_t 
     return shared;
 }
 
+/* Whether a path, as it is spelled, names this folder or goes through it for good: what ".." comes after is left to
+ * where all of it leads. */
+static bool goes_through(const char *path, const FileId *folder) {
+    char *part = xstrdup(path);
+    size_t size = strlen(part);
+    bool through = false;
+    while (size > 0 && !through && !strstr(path + size, "..")) {
+        part[size] = 0;
+        const FileId id = file_id(part);
+        through = id.inode != 0 && compare_file_ids(&id, folder) == 0;
+        do size--;
+        while (size > 0 && part[size] != '/');
+    }
+    free(part);
+    return through;
+}
+
+const char *files_within(char *const *paths, size_t count, const char *folder) {
+    const FileId id = file_id(folder);
+    const char *within = NULL;
+    for (size_t i = 0; i < count && !within; i++) {
+        char *resolved = realpath(paths[i], NULL);
+        if (goes_through(paths[i], &id) || (resolved && goes_through(resolved, &id))) within = paths[i];
+        free(resolved);
+    }
+    return within;
+}
+
 bool folder_exists(const char *path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);

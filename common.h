@@ -81,6 +81,8 @@ bool folder_remove(const char *path, Error *err); /* with all in it; not there i
 bool folder_names(const char *path, char ***names, size_t *count, Error *err);
 /* The first of the files `a` that is one of `b` too, whatever their paths; NULL: none. */
 const char *files_shared(char *const *a, size_t a_count, char *const *b, size_t b_count);
+/* The first of the paths that leads into the folder: as it is spelled, or where links on it lead to; NULL: none. */
+const char *files_within(char *const *paths, size_t count, const char *folder);
 bool disk_free_bytes(const char *path, uint64_t *bytes, Error *err);
 bool path_fsync(const char *path, Error *err); /* a file or a folder */
 

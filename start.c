@@ -744,6 +744,45 @@ void print_tables(App *app) {
 
 /* ---- the way to the first step ---- */
 
+/* A file that the text or the shards of -data or -heldout have in the folder, to be freed; NULL: none. */
+static char *input_within(const char *path, const Shards *shards, const char *folder) {
+    Stories *stories = path && !shards ? stories_open(path, 0, NULL) : NULL;
+    const char *within = shards    ? shards_file_within(shards, folder)
+                         : stories ? stories_file_within(stories, folder)
+                                   : NULL;
+    char *found = within ? xstrdup(within) : NULL;
+    stories_close(stories);
+    return found;
+}
+
+/* What a new run needs, now or when it goes on, must not be in the folder that is moved aside or tidied up for it. A
+ * folder that cannot be taken at all is refused when it is opened. */
+static bool check_stays(App *app) {
+    const Options *o = &app->options;
+    const RunOpen how = o->compare ? RUN_COMPARISON : way_to_open(o);
+    bool moves;
+    if (app->settings || !o->run || !folder_exists(o->run) || !run_look(o->run, how, &moves, NULL))
+        return true;
+    char *data = input_within(o->data, app->train, o->run),
+         *heldout = input_within(o->heldout, app->heldout, o->run);
+    const struct {
+        const char *flag, *path;
+    } inputs[] = {{"data", data},
+                  {"heldout", heldout},
+                  {"tokenizer", o->tokenizer ? files_within(&app->merges_of, 1, o->run) : NULL},
+                  {"load", app->model ? files_within(&app->model, 1, o->run) : NULL}};
+    bool stays = true;
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && stays; i++)
+        if (inputs[i].path)
+            stays = USAGE(app, "-%s needs %s, which is in the run folder %s, and %s; name another -run",
+                          inputs[i].flag, inputs[i].path, o->run,
+                          moves ? "-force would move that aside"
+                                : "what an earlier start has left there would be removed");
+    free(heldout);
+    free(data);
+    return stays;
+}
+
 /* What training starts from, checked as far as it can be without reading text or making a folder. */
 bool find_inputs(App *app) {
     const Options *o = &app->options;
@@ -760,9 +799,11 @@ bool find_inputs(App *app) {
             if (!pick_again(app, o->load, &tries)) return false;
     }
     if (!settle_rates(app)) return false;
-    return !names_shards(o->data) ||
-           (open_shards(app, o->data, o->heldout, put_back) &&
-            (app->settings || refuse_shared(app, shards_shared_file(app->train, app->heldout))));
+    if (names_shards(o->data) &&
+        !(open_shards(app, o->data, o->heldout, put_back) &&
+          (app->settings || refuse_shared(app, shards_shared_file(app->train, app->heldout)))))
+        return false;
+    return check_stays(app);
 }
 
 /* Windows to train on, the plan, and memory that the process needs besides. Once more after a first plan: the text

@@ -30,7 +30,8 @@ typedef enum RunOpen {
 } RunOpen;
 
 /* Opens or makes the folder and locks it. path NULL: a new folder runs/YYYYMMDD-HHMMSS, of a comparison
- * runs/compare-YYYYMMDD-HHMMSS (with -2, -3 ... behind it where that exists). Refused, with a line that says what to do: a folder that holds a run
+ * runs/compare-YYYYMMDD-HHMMSS (with -2, -3 ... behind it where that exists). Refused, with a line that says
+ * what to do: a folder that holds a run
  * (RUN_NEW), one in use by another process, one that is not empty and is no run, one that cannot be
  * written. What it holds is found out under the lock; what an interrupted start has left counts as nothing and
  * is removed. *resumed tells whether a run was there (RUN_RESUME). */
@@ -41,8 +42,9 @@ void run_close(Run *run); /* unlocks; NULL is fine */
 /* For a start that failed: removes what was put into the folder since run_open, and the folder if run_open
  * made it; a run that RUN_FORCE moved aside is moved back. What was there before stays. Then run_close. */
 void run_undo(Run *run);
-/* Sets RUN/tokens, if it is there, aside, so that others can be made in its place. What was set aside is brought back by
- * run_undo, and by run_open after a process that was killed; run_keep_tokens gives it up for the new ones. */
+/* Sets RUN/tokens, if it is there, aside, so that others can be made in its place. What was set aside is brought
+ * back by run_undo, and by run_open after a process that was killed; run_keep_tokens gives it up for the new
+ * ones. */
 bool run_renew_tokens(Run *run, Error *err);
 void run_keep_tokens(Run *run);
 const char *run_path(const Run *run);

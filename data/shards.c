@@ -564,6 +564,13 @@ const char *shards_shared_file(const Shards *a, const Shards *b) {
     return shared;
 }
 
+const char *shards_file_within(const Shards *s, const char *folder) {
+    char **paths = list_paths(s);
+    const char *within = files_within(paths, s->count, folder);
+    free(paths);
+    return within;
+}
+
 uint64_t shards_tokens(const Shards *s) {
     return s->tokens;
 }

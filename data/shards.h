@@ -52,6 +52,8 @@ Shards *shards_open(const char *pattern, const Bpe *bpe, Error *err);
 void shards_close(Shards *shards);
 /* A file that is among both, whatever the paths, as the first one names it; NULL: none. */
 const char *shards_shared_file(const Shards *a, const Shards *b);
+/* A file of them that lies in the folder, as files_within; NULL: none. */
+const char *shards_file_within(const Shards *shards, const char *folder);
 uint64_t shards_tokens(const Shards *shards);
 uint32_t shards_vocab(const Shards *shards);
 bool shards_fingerprint(const Shards *shards, BpeFingerprint *fingerprint); /* false for llm.c's */

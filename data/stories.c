@@ -148,6 +148,10 @@ const char *stories_shared_file(const Stories *a, const Stories *b) {
     return files_shared(a->paths, a->path_count, b->paths, b->path_count);
 }
 
+const char *stories_file_within(const Stories *s, const char *folder) {
+    return files_within(s->paths, s->path_count, folder);
+}
+
 uint64_t stories_bytes_read(const Stories *s) {
     return s->bytes_read;
 }

@@ -38,6 +38,8 @@ void stories_close(Stories *stories);
 int stories_next(Stories *stories, StoryPiece *piece, Error *err);
 /* A file that both sources read, whatever the paths, as the first one names it; NULL: none. */
 const char *stories_shared_file(const Stories *a, const Stories *b);
+/* A file of the source that lies in the folder, as files_within; NULL: none. */
+const char *stories_file_within(const Stories *stories, const char *folder);
 /* For progress: bytes of the files (or of built-in stories) so far, and in all (0: unknown). */
 uint64_t stories_bytes_read(const Stories *stories);
 uint64_t stories_bytes_total(const Stories *stories);

@@ -402,6 +402,57 @@ failed_starts() {
     "$program" -data stories.txt $small -steps 1 -run started -resume >/dev/null
 }
 
+# What the same command still needs is not moved aside by -force, nor removed as what an earlier start has left.
+inputs_in_the_run_folder() {
+    local how needs
+    cp -r run within
+    cp stories.txt within/mine.txt
+    mkdir links
+    ln -s ../within/mine.txt links/text.txt
+    ln -s within linked
+    ln -s ../stories.txt within/elsewhere.txt
+    cp -r within before
+    stays() { # FLAG ARGUMENT...
+        refused 2 "-$1 needs [^ ]*, which is in the run folder [^ ]*within, and -force would move that aside; name another" \
+            $small -steps 1 -force "${@:2}"
+        diff -r before within
+        [ ! -e within.old-1 ]
+    }
+    for how in '' -dry-run; do
+        shards_of() { printf -- "-data %s/tokens/train-*.bin -heldout %s/tokens/heldout-*.bin" "$1" "$1"; }
+        set -f
+        for needs in "$(shards_of within)" "$(shards_of ./within/)" "$(shards_of linked)" "$(shards_of "$PWD/within")" \
+            '-data within/mine.txt' '-data links/../within/mine.txt' '-data links/text.txt' '-data links' \
+            '-data linked/mine.txt' '-data within/elsewhere.txt'; do
+            stays data $needs -run within $how
+        done
+        stays heldout -data 'run/tokens/train-*.bin' -heldout 'within/tokens/heldout-*.bin' -run ./within $how
+        stays heldout -data stories.txt -heldout links/text.txt -run "$PWD/within" $how
+        stays tokenizer -data stories.txt -tokenizer within -run within $how
+        stays tokenizer -data stories.txt -tokenizer linked/tokens/merges.txt -run within $how
+        stays load -data stories.txt -load within -run within $how
+        stays load -data stories.txt -load linked/checkpoints/step-00000003 -run within $how
+        set +f
+    done
+    refused 2 '-data needs within/mine.txt' -tokenize -data within/mine.txt -vocab 300 -run within -force
+    (cd links && refused 2 '-data needs ../within/mine.txt' $small -steps 1 -data ../within/mine.txt -run ../within -force)
+    diff -r before within
+    # A path that only passes by is none of them, and another folder is as good as ever.
+    "$program" $train -data within/../stories.txt -steps 1 -run within -force >out
+    "$program" $train -data 'within.old-1/tokens/train-*.bin' -heldout 'within.old-1/tokens/heldout-*.bin' -steps 1 \
+        -run within -force >out
+    "$program" -evaluate -load within >out 2>err
+    "$program" -resume -run within -steps 2 >out
+    # What lies where a start was given up is not removed, either.
+    rm -r within/run.json within/log.jsonl within/checkpoints within/report.html within/tokens
+    cp -r run/tokens within/tokens
+    for how in '' -force -resume '-compare naive,flash'; do
+        refused 2 '-data needs within/tokens/train-00000.bin.*would be removed; name another' $small -steps 1 $how \
+            -data 'within/tokens/train-*.bin' -heldout 'within/tokens/heldout-*.bin' -run within
+    done
+    diff -r run/tokens within/tokens
+}
+
 # A run that goes on makes the tokens that it lacks anew: of the same text with the same tokenizer, or not at all. What
 # was there before stays.
 tokens_that_are_gone() {
@@ -662,7 +713,7 @@ for test in trains full_output too_large fewer_threads too_short log_is_json run
     resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
     other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
-    failed_starts tokens_that_are_gone tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
+    failed_starts inputs_in_the_run_folder tokens_that_are_gone tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
     used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
     minutes_fix_the_steps floor_of_what_is_evaluated not_finite_ends_a_run; do
     run_test $test
