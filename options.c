@@ -95,7 +95,9 @@ static const Option table[] = {
          "it brings its shape and tokenizer"),
 
     ROW("attention", TYPE_TEXT, attention, ATTENTION, FREE, .value = "flash|naive", .min = 1,
-        .max = NAME_BYTES, .text = "flash", .help = "flash never stores the T x T table, naive does"),
+        .max = NAME_BYTES, .text = "flash",
+        .help = "flash never stores the T x T table, naive does. Not given, -generate and -evaluate take "
+                "naive for a shape that flash cannot run"),
     SWITCH("deterministic", deterministic, ATTENTION, FREE, "only kernels whose result never varies"),
 
     INT("batch", batch, TRAINING, FIXED, 4, 1, 1e9, "sequences a step, over all ranks"),

@@ -312,6 +312,17 @@ static bool too_large(App *app, size_t free_bytes) {
                      flash_advice);
 }
 
+/* The kernel that -attention names. Where a model is only used and the user names none, another one will do for what
+ * the usual one cannot run: a run that was trained with naive need not say so again. */
+static const Attention *choose_attention(App *app, const AttentionShape *shape) {
+    const char *device = app->ops->name;
+    const bool any = !shape->training && !options_given("attention");
+    const Attention *found = attention_find(app->options.attention, device, shape, &app->err);
+    for (size_t i = 0; any && !found && attention_backends[i]; i++)
+        found = attention_find(attention_backends[i]->name, device, shape, NULL);
+    return found;
+}
+
 /* Configuration, kernel, micro-batch and memory; nothing is allocated yet. rows: sequences that a rank takes
  * at most. */
 bool plan_model(App *app, bool training, size_t rows) {
@@ -330,7 +341,7 @@ bool plan_model(App *app, bool training, size_t rows) {
     const GptConfig *config = &setup->config;
     if (!gpt_check_config(config, &app->err)) return app->code = EXIT_USAGE, false;
     const AttentionShape shape = attention_shape(setup);
-    setup->attention = attention_find(o->attention, app->ops->name, &shape, &app->err);
+    setup->attention = choose_attention(app, &shape);
     if (!setup->attention) return app->code = EXIT_USAGE, false;
 
     const size_t free_bytes = memory_available(app);

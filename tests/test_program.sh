@@ -226,6 +226,25 @@ generating() {
     lacks err error
 }
 
+# What a run tells to type next can be typed, for a shape that only naive can run, too.
+next_commands() {
+    local next
+    "$program" $train -steps 2 -attention naive -channels 24 -run odd >out # heads of 12 channels
+    grep -E '^(stories|loss|go on) ' out | sed 's/^[a-z ]*  *\([^ ]*train_gpt\)/\1/' >commands
+    [ "$(wc -l <commands)" = 3 ]
+    while read -r next; do
+        $next >told 2>err || say_and_fail "$next: $(cat err)"
+        [ -s told ]
+    done <commands
+    cp -r odd/checkpoints/step-00000002 alone # which says nothing of attention
+    "$program" -generate -load alone -sample-tokens 3 >told 2>err
+    # What was asked for is not replaced, and neither is what is trained with.
+    refused 2 'attention flash cannot run this shape' -generate -load odd -attention flash
+    refused 2 'attention flash cannot run this shape' $train -steps 2 -channels 24 -run never
+    refused 2 'attention flash cannot run this shape' -resume -run odd -steps 6 -attention flash
+    [ ! -e never ]
+}
+
 evaluating() {
     "$program" -evaluate -load run >all 2>err
     [ "$(wc -l <all)" = 1 ]
@@ -712,7 +731,7 @@ not_finite_ends_a_run() {
 for test in trains full_output too_large fewer_threads too_short log_is_json runs_twice_the_same \
     resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
-    other_ways_to_the_same_model loading_a_model generating evaluating encoding wrong_usage too_many_threads \
+    other_ways_to_the_same_model loading_a_model generating next_commands evaluating encoding wrong_usage too_many_threads \
     failed_starts inputs_in_the_run_folder tokens_that_are_gone tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
     used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
     minutes_fix_the_steps floor_of_what_is_evaluated not_finite_ends_a_run; do
