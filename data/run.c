@@ -496,10 +496,13 @@ json_t *run_read_settings(const char *path, Error *err) {
     if (file_read(file, MAX_SETTINGS, &text, err)) {
         json_error_t problem;
         settings = json_loadb((const char *)text.data, text.size, JSON_REJECT_DUPLICATES, &problem);
-        if (!settings) {
-            error_set(err, "'%s' is damaged at line %d: %s", file, problem.line, problem.text);
+        static const char advice[] = "put a copy back, or start over with -force";
+        if (text.size == 0) { /* for which jansson has no words */
+            error_set(err, "'%s' is empty: expected the run's settings as JSON; %s", file, advice);
+        } else if (!settings) {
+            error_set(err, "'%s' is damaged at line %d: %s; %s", file, problem.line, problem.text, advice);
         } else if (!json_is_object(settings)) {
-            error_set(err, "'%s' is damaged: expected a JSON object", file);
+            error_set(err, "'%s' is damaged: expected a JSON object; %s", file, advice);
             json_decref(settings);
             settings = NULL;
         }

@@ -1149,7 +1149,11 @@ bool data_read_facts(const char *folder, DataFacts *facts, Error *err) {
     json_error_t problem;
     json_t *json = ok ? json_loadb((const char *)text.data, text.size, JSON_REJECT_DUPLICATES, &problem)
                       : NULL;
-    if (ok && !json) ok = error_set(err, "'%s' line %d: %s", path, problem.line, problem.text);
+    static const char advice[] = "remove it, and a run makes its shards anew when it goes on";
+    if (ok && text.size == 0) /* for which jansson has no words */
+        ok = error_set(err, "'%s' is empty: expected a JSON object; %s", path, advice);
+    else if (ok && !json)
+        ok = error_set(err, "'%s' line %d: %s; %s", path, problem.line, problem.text, advice);
     const struct {
         const char *name;
         uint64_t *value;

@@ -483,7 +483,9 @@ static json_t *read_object(const char *folder, const char *name, Error *err) {
     if (file_read(path, JSON_FILE_MAX, &text, err)) {
         json_error_t reason;
         object = json_loadb((const char *)text.data, text.size, JSON_REJECT_DUPLICATES, &reason);
-        if (!object) {
+        if (text.size == 0) { /* for which jansson has no words */
+            error_set(err, "%s is empty: expected a JSON object; take another copy of the file", path);
+        } else if (!object) {
             error_set(err, "%s, line %d: %s; take another copy of the file", path, reason.line, reason.text);
         } else if (!json_is_object(object)) {
             error_set(err, "%s does not hold a JSON object; take another copy of the file", path);

@@ -430,11 +430,11 @@ inputs_in_the_run_folder() {
     ln -s ../within/mine.txt links/text.txt
     ln -s within linked
     ln -s ../stories.txt within/elsewhere.txt
-    cp -r within before
+    cp -r within within-before
     stays() { # FLAG ARGUMENT...
         refused 2 "-$1 needs [^ ]*, which is in the run folder [^ ]*within, and -force would move that aside; name another" \
             $small -steps 1 -force "${@:2}"
-        diff -r before within
+        diff -r within-before within
         [ ! -e within.old-1 ]
     }
     for how in '' -dry-run; do
@@ -455,7 +455,7 @@ inputs_in_the_run_folder() {
     done
     refused 2 '-data needs within/mine.txt' -tokenize -data within/mine.txt -vocab 300 -run within -force
     (cd links && refused 2 '-data needs ../within/mine.txt' $small -steps 1 -data ../within/mine.txt -run ../within -force)
-    diff -r before within
+    diff -r within-before within
     # A path that only passes by is none of them, and another folder is as good as ever.
     "$program" $train -data within/../stories.txt -steps 1 -run within -force >out
     "$program" $train -data 'within.old-1/tokens/train-*.bin' -heldout 'within.old-1/tokens/heldout-*.bin' -steps 1 \
@@ -487,14 +487,14 @@ tokens_that_are_gone() {
         data.json) rm gone/tokens/data.json ;; # then the shards count as unfinished
         *) find gone/tokens -type f ! -name $was -delete ;;
         esac
-        rm -rf before
-        cp -r gone before
+        rm -rf gone-before
+        cp -r gone gone-before
         { cat stories.txt && stories 100; } >text.txt
         refused_for() { # WORDS ARGUMENT...
             local words=$1
             shift
             ends_with 1 "$program" -resume -run gone "$@"
-            diff -r -x lock before gone
+            diff -r -x lock gone-before gone
             holds err "$words"
         }
         refused_for 'made anew, of a text that has changed: put the old text back' -steps 7
@@ -562,6 +562,26 @@ settings_that_were_changed() {
     cp run/run.json edited
     sed -i 's/"dropout": 0.1[0-9]*/"dropout": 0.2/' edited/run.json
     refused_to_go_on 1 'a dropout of 0.1, the run.s settings say .* 0.2'
+}
+
+# A file that is empty is called so, with what to do.
+empty_files() {
+    local file
+    for file in run.json tokens/data.json; do
+        rm -rf emptied
+        cp -r run emptied
+        : >emptied/$file
+        refused 1 "emptied/$file' is empty: expected .*; \(put a copy back, or start over with -force\|remove it,\)" \
+            -resume -run emptied -steps 7
+    done
+    rm emptied/tokens/data.json # as it says
+    "$program" -resume -run emptied -steps 7 >out
+    : >emptied/run.json
+    "$program" $train -steps 1 -run emptied -force >out
+    cp -r run/checkpoints/step-00000006 emptied/copy
+    rm emptied/copy/MANIFEST
+    : >emptied/copy/config.json
+    refused 1 'copy/config.json is empty: expected a JSON object; take another copy' -generate -load emptied/copy
 }
 
 # Moved away while it trains: nothing is made at the old place, and it goes on at the new one.
@@ -731,9 +751,9 @@ not_finite_ends_a_run() {
 for test in trains full_output too_large fewer_threads too_short log_is_json runs_twice_the_same \
     resume_is_bit_equal resume_of_a_finished_run \
     resume_passes_over_damage resume_keeps_what_is_fixed resume_may_start_a_run a_signal_saves run_folders \
-    other_ways_to_the_same_model loading_a_model generating next_commands evaluating encoding wrong_usage too_many_threads \
-    failed_starts inputs_in_the_run_folder tokens_that_are_gone tokens_without_a_run ways_to_begin settings_that_were_changed moved_while_it_trains \
-    used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
+    other_ways_to_the_same_model loading_a_model generating next_commands evaluating encoding wrong_usage \
+    too_many_threads failed_starts inputs_in_the_run_folder tokens_that_are_gone tokens_without_a_run ways_to_begin \
+    settings_that_were_changed empty_files moved_while_it_trains used_while_it_trains newest_with_a_model heldout_is_not_trained_on too_large_is_an_answer asking \
     minutes_fix_the_steps floor_of_what_is_evaluated not_finite_ends_a_run; do
     run_test $test
 done

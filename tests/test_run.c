@@ -415,12 +415,9 @@ TEST(settings) {
     free(text);
     static const struct {
         const char *text, *part;
-    } cases[] = {{"", "line"},
-                 {"{\"a\":1,", "line"},
-                 {"[1]", "object"},
-                 {"{\"a\":1,\"a\":2}", "duplicate"},
-                 {"{\"a\":\"\xff\"}", "0xff"},
-                 {"{\"a\":\"x\\u0000y\"}", "u0000"}};
+    } cases[] = {
+        {"", "is empty: expected"},         {"{\"a\":1,", "line"},        {"[1]", "object"},
+        {"{\"a\":1,\"a\":2}", "duplicate"}, {"{\"a\":\"\xff\"}", "0xff"}, {"{\"a\":\"x\\u0000y\"}", "u0000"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(in_folder("settings/run.json"), cases[i].text, strlen(cases[i].text));
         CHECK(!run_read_settings(in_folder("settings"), &err));
