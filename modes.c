@@ -66,12 +66,16 @@ bool compare_backends(App *app) {
         char *data = tokens ? xformat("%s/train-*.bin", tokens) : NULL;
         char *heldout = tokens ? xformat("%s/heldout-*.bin", tokens) : NULL;
         char *eval_tokens = xformat("%d", DEFAULT_EVAL_TOKENS);
-        char *more[7] = {NULL};
+        char *vocab = xformat("%u", bpe_vocab_size(app->bpe));
+        char *more[9] = {NULL};
         size_t n = 0;
         if (tokens) more[n++] = "-data", more[n++] = data, more[n++] = "-heldout", more[n++] = heldout;
+        /* The text may have given fewer than were asked for. */
+        if (options_given("vocab")) more[n++] = "-vocab", more[n++] = vocab;
         /* With -minutes each would choose for itself, and losses of different tokens do not compare. */
         if (!options_given("eval-tokens")) more[n++] = "-eval-tokens", more[n++] = eval_tokens;
         done = compare_train(&comparison, folder, app->argc, app->argv, more, &app->err);
+        free(vocab);
         free(eval_tokens);
         free(heldout);
         free(data);

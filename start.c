@@ -510,8 +510,9 @@ static bool find_tokenizer(App *app) {
     }
     free(facts);
     free(of_run);
-    if (done && app->bpe && !o->load && options_given("vocab") &&
-        o->vocab != (int64_t)bpe_vocab_size(app->bpe) && o->tokenizer)
+    /* A run that goes on keeps what was asked for when it began, which the text need not have given. */
+    if (done && app->bpe && !app->settings && !o->load && options_given("vocab") &&
+        o->vocab != (int64_t)bpe_vocab_size(app->bpe))
         return USAGE(app, "-vocab %" PRId64 ": the tokenizer %s has %u tokens; leave the flag out", o->vocab,
                      app->merges_of, bpe_vocab_size(app->bpe));
     return done;

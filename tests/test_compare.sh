@@ -156,6 +156,19 @@ none_that_fits() {
     [ ! -e never ]
 }
 
+# The words of few stories make fewer tokens than are asked for; the runs have what there are.
+fewer_tokens_than_asked_for() {
+    local vocab
+    "$program" -compare naive,flash $train -vocab 5000 -steps 1 -run few >out 2>err
+    vocab=$(($(grep -vc '^#version' few/tokens/merges.txt) + 257))
+    ((vocab < 5000))
+    holds few/naive/run.json "\"vocab\": $vocab,"
+    holds few/flash/run.json "\"vocab\": $vocab,"
+    refused 2 "-vocab 5000: the tokenizer few/tokens/merges.txt has $vocab tokens; leave the flag out" \
+        -compare naive,flash $train -vocab 5000 -data 'few/tokens/train-*.bin' -heldout 'few/tokens/heldout-*.bin' -run never
+    [ ! -e never ]
+}
+
 one_that_cannot_run() {
     "$program" -compare flash,naive $train -channels 24 -steps 1 -run one >out 2>err # heads of 12 channels
     [ "$(grep -c '^flash: attention flash cannot run this shape: ' out)" = 2 ] # before the training, and at the end
@@ -264,9 +277,10 @@ wrong_usage() {
     refused 1 'not empty' -compare naive,flash $train -run both
 }
 
-for test in two_backends two_at_once ended_before_it_trains json_tells_the_same plotting_needs_matplotlib plots_what_is_above_the_floor \
-    shards_used_where_they_lie minutes_for_each none_that_fits one_that_cannot_run a_crash_ends_one_alone \
-    a_signal_saves_and_ends a_strict_terminal flags_of_each no_pipe wrong_usage; do
+for test in two_backends two_at_once ended_before_it_trains json_tells_the_same plotting_needs_matplotlib \
+    plots_what_is_above_the_floor shards_used_where_they_lie minutes_for_each none_that_fits \
+    fewer_tokens_than_asked_for one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends a_strict_terminal \
+    flags_of_each no_pipe wrong_usage; do
     run_test $test
 done
 run_test nobody_is_left signals INT TERM

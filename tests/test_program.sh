@@ -183,6 +183,12 @@ other_ways_to_the_same_model() {
     holds err 'holds shards, not text'
     [ ! -e never ]
     cmp tokenized/run.json before.json
+    # Both ways to a ready tokenizer, with a number of tokens that is not its own.
+    local ready="the tokenizer run/tokens/merges.txt has [0-9]* tokens; leave the flag out"
+    refused 2 "-vocab 999: $ready" $train -vocab 999 -tokenizer run -run never
+    refused 2 "-vocab 999: $ready" $train -vocab 999 -data 'run/tokens/train-*.bin' \
+        -heldout 'run/tokens/heldout-*.bin' -run never
+    [ ! -e never ]
     # Other kernels and micro-batches: the same but for rounding.
     "$program" $train -attention naive -micro 3 -run naive >out
     grep -q 'naive' out
