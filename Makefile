@@ -285,7 +285,7 @@ $(PROGRAM): $(PROGRAM_OBJECTS) $(LIBRARY)
 $(BUILD)/tests/emulated/emulated.o: INCLUDES := -Itests/emulated -fno-sanitize=all
 $(BUILD)/tests/emulated/flash_%.o: tests/emulated/flash.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(call short,compile,$< for sm_$*)$(CC) -x c++ -std=c++17 -Wall -Wextra -Wno-unknown-pragmas $(FLAGS) -D_GNU_SOURCE \
+	$(call short,compile,$< for sm_$*)$(CC) -x c++ -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed $(FLAGS) -D_GNU_SOURCE \
 	    -Itests/emulated -D__CUDACC__ -D__CUDA_ARCH__=$*0 $(if $(filter release,$(VARIANT)),-O2) \
 	    -fno-exceptions -fno-rtti $(CFLAGS) -MMD -MP -c $< -o $@
 
