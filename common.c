@@ -83,6 +83,7 @@ static void error_format(Error *err, const char *format, va_list arguments) {
         while (((unsigned char)text[end] & 0xC0) == 0x80) end++;
     }
     snprintf(err->text, sizeof err->text, "%.*s%s%s", (int)begin, text, begin < size ? gap : "", text + end);
+    err->unreadable = false;
     free(text);
 }
 
@@ -103,7 +104,9 @@ bool error_prefix(Error *err, const char *format, ...) {
     error_format(err, format, arguments);
     va_end(arguments);
     const Error prefix = *err;
-    return error_set(err, "%s: %s", prefix.text, old.text);
+    error_set(err, "%s: %s", prefix.text, old.text);
+    err->unreadable = old.unreadable;
+    return false;
 }
 
 /* ---- memory ---- */
@@ -294,12 +297,47 @@ bool folder_exists(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
+static bool unreadable(Error *err) {
+    if (err) err->unreadable = true;
+    return false;
+}
+
+/* What was to be done with a path ("open file") failed for that reason, errno's. Of a link the system's words would
+ * mislead: "No such file" for one that is there and leads nowhere, "Too many levels" for one not to be followed. */
+static bool cannot(const char *what, const char *path, int reason, const char *advice, Error *err) {
+    struct stat status;
+    const bool there = lstat(path, &status) == 0, link = there && S_ISLNK(status.st_mode);
+    if (link && reason == ENOENT)
+        error_set(err, "cannot %s %s: it is a link to something that is not there; put that back or mount it",
+                  what, path);
+    else if (link && reason == ELOOP)
+        error_set(
+            err, "cannot %s %s: it is a symbolic link, which is not followed; put in its place what it names",
+            what, path);
+    else error_set(err, "cannot %s %s: %s; %s", what, path, strerror(reason), advice);
+    const bool missing = !there && (reason == ENOENT || reason == ENOTDIR);
+    return missing ? false : unreadable(err);
+}
+
+bool path_look(const char *path, PathKind *kind, Error *err) {
+    struct stat status;
+    *kind = PATH_NONE;
+    if (stat(path, &status) == 0) {
+        *kind = S_ISDIR(status.st_mode) ? PATH_FOLDER : PATH_FILE;
+        return true;
+    }
+    Error why;
+    cannot("look at", path, errno, "check its permissions and the disk", &why);
+    if (why.unreadable && err) *err = why;
+    return !why.unreadable;
+}
+
 /* Opens a regular file for reading. O_NONBLOCK, because opening a pipe would otherwise wait for a writer. */
 static int open_regular(const char *path, int flags, uint64_t *size, Error *err) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     struct stat status;
     if (fd < 0 || fstat(fd, &status) != 0) {
-        error_set(err, "cannot open file %s: %s; check the path and its permissions", path, strerror(errno));
+        cannot("open file", path, errno, "check the path and its permissions", err);
     } else if (!S_ISREG(status.st_mode)) {
         error_set(err, "%s is not a regular file: found a %s; give a file", path,
                   S_ISDIR(status.st_mode) ? "folder" : "pipe or device");
@@ -343,12 +381,13 @@ bool file_read(const char *path, size_t max_size, Buffer *out, Error *err) {
     const size_t got = size ? read_fully(fd, out->data, (size_t)size) : 0;
     const int reason = errno;
     close(fd);
-    if (got == SIZE_MAX)
-        return error_set(err, "cannot read file %s: %s; check the disk", path, strerror(reason));
-    if (got < size)
-        return error_set(
+    if (got == SIZE_MAX) return cannot("read file", path, reason, "check the disk", err);
+    if (got < size) {
+        error_set(
             err, "file %s became shorter while it was read: found %zu bytes, expected %" PRIu64 "; try again",
             path, got, size);
+        return unreadable(err);
+    }
     out->size = got;
     return true;
 }
@@ -413,7 +452,7 @@ static int compare_names(const void *a, const void *b) {
 bool folder_names(const char *path, char ***names, size_t *count, Error *err) {
     *names = NULL, *count = 0;
     DIR *folder = opendir(path);
-    if (!folder) return error_set(err, "cannot list folder %s: %s; check the path", path, strerror(errno));
+    if (!folder) return cannot("list folder", path, errno, "check the path", err);
     size_t capacity = 0;
     errno = 0;
     for (struct dirent *entry; (entry = readdir(folder)) != NULL; errno = 0) {
@@ -430,7 +469,7 @@ bool folder_names(const char *path, char ***names, size_t *count, Error *err) {
         for (size_t i = 0; i < *count; i++) free((*names)[i]);
         free(*names);
         *names = NULL, *count = 0;
-        return error_set(err, "cannot list folder %s: %s; check the disk", path, strerror(reason));
+        return cannot("list folder", path, reason, "check the disk", err);
     }
     if (*count) qsort(*names, *count, sizeof **names, compare_names);
     return true;
@@ -711,13 +750,15 @@ static bool check_entry(const char *folder, const ManifestEntry *entry, Error *e
         uint32_t crc = 0;
         for (left = size; left > 0;) {
             const size_t wanted = left < block ? (size_t)left : block, got = read_fully(fd, bytes, wanted);
-            if (got != wanted) break;
+            if (got != wanted) { /* where it ended early, it became shorter just now */
+                cannot("read file", path, got == SIZE_MAX ? errno : EIO, "check the disk", err);
+                break;
+            }
             crc = checksum_crc32(crc, bytes, got);
             left -= got;
         }
         done = left == 0 && crc == entry->crc;
-        if (left) error_set(err, "file %s cannot be read to its end; check the disk", path);
-        else if (!done)
+        if (left == 0 && !done)
             error_set(err,
                       "file %s is damaged: its bytes have CRC-32 %08" PRIx32 ", its MANIFEST says %08" PRIx32,
                       path, crc, entry->crc);

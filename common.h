@@ -33,6 +33,9 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 /* ---- errors ---- */
 typedef struct Error {
     char text[1024];
+    /* It is about something that is there and could not be read: a disk that does not answer, no permission, a link
+     * that leads nowhere or is not followed. What that holds is not known; it may well be good. */
+    bool unreadable;
 } Error;
 
 /* Writes the text (its middle cut to fit; err may be NULL) and returns false, so that a caller can
@@ -75,6 +78,10 @@ bool file_read(const char *path, size_t max_size, Buffer *out, Error *err);
 bool file_replace(const char *path, const void *bytes, size_t size, Error *err);
 bool file_exists(const char *path);
 bool folder_exists(const char *path);
+/* What a path leads to. False, with an error that is `unreadable`, where that cannot be told: for whoever would take
+ * "nothing" for leave to begin anew. */
+typedef enum PathKind { PATH_NONE, PATH_FILE, PATH_FOLDER } PathKind;
+bool path_look(const char *path, PathKind *kind, Error *err);
 bool folder_make(const char *path, Error *err);   /* with its parents; there already is fine */
 bool folder_remove(const char *path, Error *err); /* with all in it; not there is fine */
 /* The names in a folder, sorted by bytes, without . and ..; free each and the array. */
@@ -99,7 +106,8 @@ bool folder_write_close(FolderWrite *folder, Error *err);                       
 bool folder_write_file(FolderWrite *folder, const char *name, const void *bytes, size_t size, Error *err);
 bool folder_write_commit(FolderWrite *folder, Error *err); /* frees it on success */
 void folder_write_abort(FolderWrite *folder);              /* frees it; NULL is fine */
-/* Reads MANIFEST and checks every file it names, size and CRC-32, and that no name leaves the folder. */
+/* Reads MANIFEST and checks every file it names, size and CRC-32, and that no name leaves the folder. An error that
+ * is not `unreadable` says that the bytes are wrong, or gone. */
 bool folder_check_manifest(const char *path, Error *err);
 
 /* ---- time, signals, progress ---- */

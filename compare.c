@@ -223,7 +223,7 @@ static bool train_one(CompareBackend *backend, const char *folder, int argc, cha
         const int status = wait_for(child);
         close(follows);
         char *end = NULL;
-        Error problem = {""};
+        Error problem = {0};
         backend->ran = read_log(backend, run, &end, &problem) && backend->n_evals > 0;
         if (WIFSIGNALED(status))
             error_set(&backend->refusal, "was ended by signal %d, %s", WTERMSIG(status),

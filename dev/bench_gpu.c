@@ -495,7 +495,7 @@ int main(int argc, char **argv) {
                   .vocab = 50257,
                   .batch = 64,
                   .steps = 20};
-    Error err = {""};
+    Error err = {0};
     Ranks ranks;
     bool done = ranks_start(&ranks, 120, &err) && parse(argc, argv, &s, &err);
     /* Only rank 0 prints its figures. */

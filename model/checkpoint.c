@@ -927,7 +927,7 @@ static char *find_among(const StepFolder *steps, size_t count, const char *check
                         Buffer *passed_over, Error *err) {
     size_t found = SIZE_MAX;
     double best = INFINITY;
-    Error reason = {{0}};
+    Error reason = {0};
     for (size_t i = 0; i < count && (lowest || found == SIZE_MAX); i++) {
         TrainState state;
         if (!is_good(&steps[i], &state, &reason)) {

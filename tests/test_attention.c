@@ -486,7 +486,7 @@ TEST(shapes_and_sizes) {
     static const size_t refused[] = {0, 1, 4, 12, 65, 264, 512, SIZE_MAX - 7};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         AttentionShape shape = usual;
-        Error err = {""};
+        Error err = {0};
         shape.D = refused[i];
         CHECK(!flash->can_run(&shape, &err) && strstr(err.text, "channels"));
         CHECK(!attention_find("flash", "cpu", &shape, &err) && strstr(err.text, "flash"));
@@ -498,7 +498,7 @@ TEST(shapes_and_sizes) {
         CHECK(flash->can_run(&shape, &err) && naive->can_run(&shape, &err));
         CHECK(attention_find("flash", "cpu", &shape, &err) == flash);
     }
-    Error err = {""};
+    Error err = {0};
     CHECK(!attention_find("flush", "cpu", &usual, &err));
     CHECK(strstr(err.text, "flush") && strstr(err.text, "flash") && strstr(err.text, "naive"));
 }

@@ -98,7 +98,7 @@ TEST(error_is_cut_at_a_character) {
     error_prefix(&long_path, "side %s", path);
     CHECK(strlen(long_path.text) < sizeof long_path.text && strncmp(long_path.text, "side ppp", 8) == 0);
     CHECK(strcmp(long_path.text + strlen(long_path.text) - 20, ": no room; free some") == 0);
-    char fits[sizeof(Error)];
+    char fits[sizeof long_path.text];
     memset(fits, 'y', sizeof fits - 1);
     fits[sizeof fits - 1] = 0;
     Error err;
@@ -416,11 +416,42 @@ TEST(damaged_manifests) {
     CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "apple.bin") && strstr(err.text, "CRC"));
     write_plain(apple, "12345678", 8);
     CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "apple.bin"));
+    CHECK(!err.unreadable);
     unlink(apple);
-    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "apple.bin"));
+    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "apple.bin") && !err.unreadable);
+    /* What is there and cannot be read may be good: a link is not followed. */
+    CHECK(symlink("banana.bin", apple) == 0);
+    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "apple.bin: it is a symbolic link"));
+    CHECK(err.unreadable && !error_prefix(&err, "prefix") && err.unreadable);
     unlink(manifest);
-    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "MANIFEST"));
-    CHECK(!folder_check_manifest(in_folder("absent"), &err));
+    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "MANIFEST") && !err.unreadable);
+    CHECK(symlink("nowhere", manifest) == 0);
+    CHECK(!folder_check_manifest(path, &err) && strstr(err.text, "MANIFEST: it is a link to something"));
+    CHECK(err.unreadable);
+    CHECK(!folder_check_manifest(in_folder("absent"), &err) && !err.unreadable);
+}
+
+TEST(looking_at_paths) {
+    static const struct {
+        const char *name;
+        PathKind kind;
+    } there[] = {{"look", PATH_FOLDER},       {"look/file", PATH_FILE},    {"look/to-folder", PATH_FOLDER},
+                 {"look/to-file", PATH_FILE}, {"look/nothing", PATH_NONE}, {"look/file/under", PATH_NONE},
+                 {"look/no/such", PATH_NONE}};
+    Error err;
+    PathKind kind;
+    CHECK(folder_make(in_folder("look"), &err));
+    write_plain(in_folder("look/file"), "a", 1);
+    CHECK(symlink(".", in_folder("look/to-folder")) == 0 && symlink("file", in_folder("look/to-file")) == 0);
+    for (size_t i = 0; i < sizeof there / sizeof there[0]; i++)
+        CHECK_MSG(path_look(in_folder(there[i].name), &kind, &err) && kind == there[i].kind, "%s",
+                  there[i].name);
+    CHECK(symlink("nowhere", in_folder("look/dangling")) == 0 &&
+          symlink("round", in_folder("look/round")) == 0);
+    CHECK(!path_look(in_folder("look/dangling"), &kind, &err) && err.unreadable && kind == PATH_NONE);
+    CHECK(strstr(err.text, "look/dangling: it is a link to something that is not there; ") != NULL);
+    CHECK(!path_look(in_folder("look/round"), &kind, &err) && err.unreadable);
+    CHECK(!path_look(in_folder("look/round/under"), &kind, &err) && err.unreadable);
 }
 
 /* A disk that fills up, played by a limit on the size of a file: write then fails with EFBIG. */
@@ -441,7 +472,7 @@ TEST(full_disk_keeps_the_old) {
     /* In one piece the write itself fails; in small ones they are buffered and the close fails. */
     bool wrote[2], committed[2];
     for (size_t pieces = 0; pieces < 2; pieces++) {
-        Error folder_err = {{0}};
+        Error folder_err = {0};
         FolderWrite *writing = folder_write_begin(in_folder("full/folder"), &folder_err);
         wrote[pieces] = writing && folder_write_open(writing, "a", &folder_err);
         if (pieces == 0)
@@ -646,6 +677,7 @@ int main(int argc, char **argv) {
     RUN(folder_write_before_commit_is_invisible);
     RUN(folder_write_taken_meanwhile);
     RUN(damaged_manifests);
+    RUN(looking_at_paths);
     RUN(full_disk_keeps_the_old);
     RUN(killed_writer);
     RUN(signals_ask_then_insist);

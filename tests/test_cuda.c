@@ -89,7 +89,7 @@ static float *normals(size_t n, double mean, double spread) {
 
 /* Device memory with these bytes, or with NaNs. */
 static void *device_new(const Device *device, const void *bytes, size_t size) {
-    Error err = {""};
+    Error err = {0};
     uint8_t *all = (uint8_t *)xmalloc(size + 2 * GUARD);
     memset(all, 0xff, size + 2 * GUARD);
     if (bytes) memcpy(all + GUARD, bytes, size);
@@ -180,7 +180,7 @@ TEST(memory_and_state) {
     for (size_t i = 1; i <= 1000; i++) CHECK(back[i] == 0);
 
     /* Into host memory of the device's kind, too. */
-    Error err = {""};
+    Error err = {0};
     uint8_t *pinned = (uint8_t *)gpu16.ops->host_allocate(gpu16.stream, N, &err);
     CHECK_MSG(pinned != NULL, "%s", err.text);
     if (pinned) {
@@ -1012,7 +1012,7 @@ TEST(attention_with_the_cache) {
 TEST(attention_of_a_large_table) {
     NEED_GPU();
     const size_t B = 521, T = 2048, D = 16, one = T * D;
-    Error err = {""};
+    Error err = {0};
     void *probe = gpu16.ops->allocate(gpu16.stream, (size_t)6 << 30, &err);
     if (!probe) SKIP("not 6 GiB of GPU memory to be had");
     gpu16.ops->release(gpu16.stream, probe);
@@ -1046,7 +1046,7 @@ TEST(attention_sizes) {
     CHECK(naive->saved_bytes(&shape) == SIZE_MAX && naive->scratch_bytes(&shape) == SIZE_MAX);
     shape.T = 64, shape.B = SIZE_MAX / 4;
     CHECK(naive->saved_bytes(&shape) == SIZE_MAX);
-    Error err = {""};
+    Error err = {0};
     shape = (AttentionShape){.B = 1, .T = 64, .H = 1, .D = 64};
     CHECK(attention_find("flash", "cuda-fp32", &shape, &err) == NULL && strstr(err.text, "naive") != NULL);
 }
@@ -1186,7 +1186,7 @@ static void make_plain(void) {
 /* device NULL: the plain one. */
 static Gpt *model_new(const Problem *problem, const Device *device, size_t B, bool training, size_t cache_B) {
     const RefShape *shape = &problem->shape;
-    Error err = {""};
+    Error err = {0};
     const Attention *attention = device && device->attention ? device->attention : NULL;
     if (!attention) attention = device ? naive_of(device) : &plain_attention;
     const GptSetup setup = {.config = {.layers = shape->L,
@@ -1617,7 +1617,7 @@ static void close_device(Device *device) {
 
 int main(int argc, char **argv) {
     test_start(argc, argv, "cuda");
-    Error err = {""};
+    Error err = {0};
     const bool opened = open_device(&cpu, &ops_cpu, U32, &err);
     if (!opened || (open_device(&gpu32, GPU_FP32, U32, &err) && !open_device(&gpu16, GPU_BF16, U16, &err))) {
         printf("test_cuda: %s\n", err.text);

@@ -48,7 +48,7 @@ typedef struct Tensor {
 
 /* With these bytes, or with NaNs. */
 static Tensor tensor_new(const void *bytes, size_t size) {
-    Error err = {""};
+    Error err = {0};
     uint8_t *all = xmalloc(size + 2 * GUARD), *memory = ops.allocate(gpu, size + 2 * GUARD, &err);
     if (!memory) printf("test_flash_cuda: %s\n", err.text), exit(1);
     memset(all, 0xff, size + 2 * GUARD);
@@ -468,7 +468,7 @@ static void check_last_sequence(size_t B, size_t T, size_t H, size_t D, bool det
         }
     }
     uint8_t *memory[6];
-    Error err = {""};
+    Error err = {0};
     for (int i = 0; i < 6; i++) {
         memory[i] = ops.allocate(gpu, i < 5 ? B * sizes[i] : scratch_bytes, &err);
         if (!memory[i]) printf("test_flash_cuda: %s\n", err.text), exit(1);
@@ -664,7 +664,7 @@ TEST(longer_rotary) {
 
 TEST(shapes_and_sizes) {
     NEED_FLASH();
-    Error err = {""};
+    Error err = {0};
     AttentionShape shape = {1, 64, 1, 64, true, false};
     if (!emulated) CHECK(strcmp(attention_find("flash", "cuda", &shape, &err)->name, "flash_mma") == 0);
     CHECK(flash->saved_bytes(&shape) == 0);
@@ -739,7 +739,7 @@ static void open_emulated(void) {
 
 #ifdef USE_CUDA
 static void open_gpus(void) {
-    Error err = {""};
+    Error err = {0};
     const AttentionShape shape = {1, 1, 1, 64, true, false};
     const char *wanted = getenv("TRAIN_GPT_EMULATED");
     if (wanted && strcmp(wanted, "1") == 0) {

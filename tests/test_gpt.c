@@ -66,7 +66,7 @@ static GptSetup setup_of(const RefShape *shape, const Attention *attention, size
 /* A new Gpt with the problem's weights; NULL (and a failed check) where it cannot be made. */
 static Gpt *model_new(const Problem *problem, const Attention *attention, size_t B, bool training,
                       size_t cache_B) {
-    Error err = {""};
+    Error err = {0};
     const GptSetup setup = setup_of(&problem->shape, attention, B, training, cache_B);
     Gpt *gpt = gpt_new(&setup, &err);
     CHECK_MSG(gpt != NULL, "gpt_new: %s", err.text);
@@ -172,7 +172,7 @@ TEST(table_of_parameters) {
         const RefShape shape = {1, 7, 96, 3, 257, 3, rotary, 0, 0};
         RefTable wanted = reference_table(&shape);
         const GptConfig config = setup_of(&shape, NULL, 1, true, 0).config;
-        Error err = {""};
+        Error err = {0};
         size_t count = 0, total = 0, end = 0;
         Parameter *table = gpt_parameters(&config, &count, &total, &err);
         CHECK_MSG(table != NULL, "%s", err.text);
@@ -656,7 +656,7 @@ TEST(plan_is_what_is_allocated) {
             GptSetup setup = setup_of(&shape, attention, 3, variant & 1, variant & 2 ? 2 : 0);
             setup.ops = &counting;
             if (variant & 2) setup.config.position = POSITION_LEARNED;
-            Error err = {""};
+            Error err = {0};
             MemoryPlan plan;
             bytes_held = bytes_given_back = host_bytes_held = host_bytes_given_back = 0;
             CHECK_MSG(gpt_plan(&setup, &plan, &err), "%s", err.text);
@@ -706,10 +706,10 @@ TEST(impossible_configurations_are_errors_in_words) {
     bad[n++].cache_B = SIZE_MAX / 64;
     CHECK(n == sizeof bad / sizeof bad[0]);
     MemoryPlan plan;
-    Error err = {""};
+    Error err = {0};
     CHECK_MSG(gpt_plan(&good, &plan, &err), "%s", err.text);
     for (size_t i = 0; i < n; i++) {
-        Error plan_err = {""}, new_err = {""};
+        Error plan_err = {0}, new_err = {0};
         CHECK_MSG(!gpt_plan(&bad[i], &plan, &plan_err), "configuration %zu is planned", i);
         CHECK_MSG(strlen(plan_err.text) > 20, "configuration %zu: \"%s\"", i, plan_err.text);
         Gpt *gpt = gpt_new(&bad[i], &new_err);
@@ -778,7 +778,7 @@ TEST(initial_weights) {
 
 int main(int argc, char **argv) {
     test_start(argc, argv, "gpt");
-    Error err = {""};
+    Error err = {0};
     stream = ops_cpu.open(0, 0, &err);
     if (!stream) {
         printf("  ops_cpu.open: %s\n", err.text);

@@ -94,7 +94,7 @@ static double mask_at(const Dropout *drop, size_t row, size_t C, size_t c) {
 
 /* ---- the device ---- */
 TEST(memory_and_state) {
-    Error err = {""};
+    Error err = {0};
     char text[128] = "";
     ops->describe(stream, text, sizeof text);
     CHECK(strlen(text) > 0);
@@ -721,7 +721,7 @@ TEST(simd_level) {
 
 int main(int argc, char **argv) {
     test_start(argc, argv, "ops");
-    Error err = {""};
+    Error err = {0};
     for (int level = SIMD_PLAIN; level <= SIMD_AVX512; level++) {
         wanted_level = (SimdLevel)level;
         RUN(simd_level);

@@ -15,7 +15,7 @@ enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
 static void check_alone(const char *how) {
     Ranks ranks = {.rank = -1, .count = -1};
-    Error err = {{0}};
+    Error err = {0};
     int code = 7;
     CHECK_MSG(ranks_start(&ranks, 1, &err), "%s: %s", how, err.text);
     CHECK(ranks.rank == 0 && ranks.count == 1 && ranks.local_rank == 0 && ranks.local_count == 1);
@@ -70,7 +70,7 @@ TEST(one_of_several_is_refused) {
     for (size_t i = 0; i < VARIABLES; i++) {
         setenv(variables[i], "4", 1);
         Ranks ranks;
-        Error err = {{0}};
+        Error err = {0};
         CHECK(!ranks_start(&ranks, 1, &err));
         CHECK_MSG(strstr(err.text, "4 processes") && strstr(err.text, variables[i]), "%s", err.text);
         unsetenv(variables[i]);
@@ -84,7 +84,7 @@ enum { B = 2, T = 8, L = 3 };
 
 static Gpt *small_model(Stream *stream, Position position) {
     const AttentionShape shape = {.B = B, .T = T, .H = 2, .D = 8, .training = true};
-    Error err = {{0}};
+    Error err = {0};
     const GptSetup setup = {.config = {.layers = L,
                                        .heads = 2,
                                        .channels = 16,

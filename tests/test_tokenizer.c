@@ -939,7 +939,7 @@ TEST(training_on_one_endless_word) {
  * file and say that. */
 static void check_load(const char *what, const void *text, size_t size, const char *expected,
                        uint32_t merges) {
-    Error err = {""};
+    Error err = {0};
     Bpe *bpe = bpe_from_merges_text(text, size, "the-file", &err);
     if (expected) {
         CHECK_MSG(!bpe, "%s: loaded", what);
@@ -1106,7 +1106,7 @@ TEST(saves_and_loads) {
 TEST(training_stops_when_asked) {
     signals_install();
     raise(SIGUSR1);
-    Error err = {""};
+    Error err = {0};
     BpeTrainer *trainer = bpe_trainer_new(2);
     bpe_trainer_feed(trainer, bytes_of("some text"), 9);
     CHECK(!bpe_trainer_train(trainer, 300, &err));

@@ -10,7 +10,7 @@ static void plan(const GptConfig *config, const char *attention, bool training) 
                                   .H = config->heads,
                                   .D = config->channels / config->heads,
                                   .training = training};
-    Error err = {{0}};
+    Error err = {0};
     GptSetup setup = {
         .config = *config, .ops = &ops_cpu, .B = 1, .training = training, .cache_B = training ? 0 : 1};
     setup.attention = attention_find(attention, "cpu", &shape, &err);
@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     fuzz_write(config_path, input, size);
     fuzz_write(state_path, input, size);
 
-    Error err = {{0}};
+    Error err = {0};
     GptConfig config;
     if (!checkpoint_config(fuzz_folder(), &config, &err)) {
         fuzz_check_error(&err, config_path);

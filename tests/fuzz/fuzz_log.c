@@ -21,7 +21,7 @@ static bool not_past(void *step, const RunRow *row, Error *err) {
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     static char *path, *page;
     static Run *run;
-    Error err = {{0}};
+    Error err = {0};
     if (!path) {
         bool resumed;
         run = run_open(fuzz_folder(), RUN_NEW, &resumed, &err);

@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
         free(end);
     }
     fuzz_write(path, manifest.data, manifest.size);
-    Error err = {{0}};
+    Error err = {0};
     const bool good = folder_check_manifest(fuzz_folder(), &err);
     buffer_append(&manifest, "", 1);
     if (good) MUST(is_true((const char *)manifest.data, manifest.size - 1));

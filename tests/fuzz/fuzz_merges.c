@@ -27,7 +27,7 @@ static void check_encoding(const Bpe *bpe, const uint8_t *text, size_t size, boo
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     const uint8_t *nul = size ? memchr(input, 0, size) : NULL;
     const size_t merges_size = nul ? (size_t)(nul - input) : size;
-    Error err = {{0}};
+    Error err = {0};
     Bpe *bpe = bpe_from_merges_text(input, merges_size, "input.merges", &err);
     if (!bpe) {
         fuzz_check_error(&err, "input.merges");

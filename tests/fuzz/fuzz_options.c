@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
         argv[argc++] = text + at;
 
     Options options, again;
-    Error err = {{0}};
+    Error err = {0};
     if (!options_parse(&options, argc, argv, &err)) {
         fuzz_check_error(&err, NULL);
     } else {

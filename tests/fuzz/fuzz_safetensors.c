@@ -50,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
         fuzz_write(path, file.data, file.size);
         buffer_free(&file);
     }
-    Error err = {{0}};
+    Error err = {0};
     if (!checkpoint_load(fuzz_folder(), gpt, NULL, &err)) fuzz_check_error(&err, path);
     return 0;
 }

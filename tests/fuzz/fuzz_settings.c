@@ -11,7 +11,7 @@
 
 static void resume(json_t *settings, int argc, char **argv) {
     Options options, again;
-    Error err = {{0}};
+    Error err = {0};
     MUST(options_parse(&options, argc, argv, &err));
     if (!options_resume(&options, settings, &err)) {
         fuzz_check_error(&err, NULL);
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     static char *path, *argv[] = {"train_gpt", "-steps", "7", "-layers", "3", NULL};
     if (!path) path = fuzz_path("run.json");
     fuzz_write(path, input, size);
-    Error err = {{0}};
+    Error err = {0};
     json_t *settings = run_read_settings(fuzz_folder(), &err);
     if (!settings) {
         fuzz_check_error(&err, path);

@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     fuzz_write(path, file.data, file.size);
     buffer_free(&file);
 
-    Error err = {{0}};
+    Error err = {0};
     Shards *shards = shards_open(path, input[0] & 4 ? bpe : NULL, &err);
     if (!shards) {
         fuzz_check_error(&err, path);

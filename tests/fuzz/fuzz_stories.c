@@ -24,7 +24,7 @@ typedef struct Collected {
 
 static Collected collect(const char *path, size_t read_size) {
     Collected all = {0};
-    Error err = {{0}};
+    Error err = {0};
     Stories *stories = stories_open(path, read_size, &err);
     MUST(stories);
     StoryPiece piece;
@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
                              once.stories[i].end - once.stories[i].begin);
             bpe_trainer_end_story(trainer);
         }
-        Error err = {{0}};
+        Error err = {0};
         Bpe *bpe = bpe_trainer_train(trainer, vocab, &err);
         bpe_trainer_free(trainer);
         MUST(bpe && bpe_vocab_size(bpe) <= vocab);

@@ -145,7 +145,8 @@ static int run(char **argument, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    Error err = {"DEVICE ATTENTION POSITION LAYERS HEADS CHANNELS CTX VOCAB BATCH STEPS FOLDER are expected"};
+    Error err = {
+        .text = "DEVICE ATTENTION POSITION LAYERS HEADS CHANNELS CTX VOCAB BATCH STEPS FOLDER are expected"};
     const int status = argc == 12 ? run(argv + 1, &err) : EXIT_FAILED;
     if (status == EXIT_FAILED) fprintf(stderr, "dump_gpt: %s\n", err.text);
     return status;
