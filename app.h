@@ -38,7 +38,10 @@ enum {
     DEFAULT_EVAL_TOKENS = 131072, /* of the held-out side, in training */
     MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
     STORIES_AT_ONCE = 64,         /* sequences that are sampled together, on a GPU that does nothing else */
-    EVALUATIONS = 10              /* of a run, where not said how often */
+    EVALUATIONS = 10,             /* of a run, where not said how often */
+    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up; ... */
+    UNTIMED_DIRECT = 10,          /* ... on a device that replays, until it does */
+    TIMED_STEPS = 20              /* ... then at most so many are timed, and the number of steps is known */
 };
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */

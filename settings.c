@@ -132,6 +132,68 @@ bool names_shards(const char *path) {
     return size >= 4 && strcmp(path + size - 4, ".bin") == 0;
 }
 
+/* What a log tells of checkpoints: it has no rows of their own. */
+typedef struct LoggedSteps {
+    uint64_t steps;  /* the last one's number */
+    uint64_t starts; /* of processes */
+    bool ended, saved;
+} LoggedSteps;
+
+static bool follow_log(void *context, const RunRow *row, Error *err) {
+    (void)err;
+    LoggedSteps *logged = context;
+    const json_int_t step = json_integer_value(json_object_get(row->json, "step"));
+    const char *reason = json_string_value(json_object_get(row->json, "reason"));
+    if (strcmp(row->type, "start") == 0) logged->starts++;
+    if (strcmp(row->type, "step") == 0 && step > 0) logged->steps = (uint64_t)step;
+    if (strcmp(row->type, "end") == 0) {
+        logged->ended = true;
+        logged->saved = step > 0 && reason && strncmp(reason, "failed", strlen("failed")) != 0;
+    }
+    return true;
+}
+
+/* A run without any checkpoint begins anew, and its log with it: right where it was stopped before its first. Not
+ * where the log tells of one, which then was moved away, or lies on a disk that is not there now. Told by: an end
+ * without a failure, which comes after a save; a second start, since only who goes on from a checkpoint leaves the
+ * first in the log; and steps past one after which a save was due. That may have failed where there is a folder, but
+ * who sees all of them fail does not stop in silence. */
+static bool check_never_saved(App *app, const char *checkpoints) {
+    LoggedSteps logged = {0};
+    Error err;
+    /* A line that is no row ends what is known, as what a power cut leaves does; it is not kept either way. */
+    if (!run_log_each(app->options.run, follow_log, &logged, &err) && err.unreadable)
+        return app->err = err, false;
+    const json_int_t every = json_integer_value(json_object_get(app->settings, "checkpoint_every"));
+    const bool timed = json_is_number(json_object_get(app->settings, "minutes"));
+    /* With -minutes none is due before the number of steps is known. */
+    const uint64_t due_by = (uint64_t)every + (timed ? UNTIMED_DIRECT + TIMED_STEPS : 0);
+    const bool was_due = every > 0 && logged.steps > due_by && (!folder_exists(checkpoints) || !logged.ended);
+    if (!logged.saved && logged.starts < 2 && !was_due) return true;
+    return error_set(
+        &app->err,
+        "the log of %s tells of %s and of a checkpoint, but there is none in %s; put them back (or mount "
+        "the disk that they are on), or start over with -force",
+        app->options.run, counted(logged.steps, "step", "steps").text, checkpoints);
+}
+
+/* The checkpoint that the run goes on from. None yet is no failure; none that is good is one. */
+static bool find_newest(App *app) {
+    char *checkpoints = xformat("%s/checkpoints", app->options.run);
+    bool any, done = checkpoint_any(checkpoints, &any, &app->err);
+    if (done && any) {
+        Buffer damaged = {0};
+        app->resume_from = checkpoint_newest(checkpoints, &damaged, &app->err);
+        done = app->resume_from != NULL;
+        if (done) note_passed_over(app, &damaged);
+        else buffer_free(&damaged);
+    } else if (done) {
+        done = check_never_saved(app, checkpoints);
+    }
+    free(checkpoints);
+    return done;
+}
+
 /* -resume: takes the run's settings where there is a run, and finds the checkpoint to go on with. To train, under
  * the run's lock, so that no other process goes on with it meanwhile. */
 bool take_run_settings(App *app, bool to_train) {
@@ -149,26 +211,19 @@ bool take_run_settings(App *app, bool to_train) {
         app->run = run_open(o->run, RUN_RESUME, &there, &app->err);
         if (!app->run || !there) return app->run != NULL; /* it went meanwhile, and a new one begins */
     }
-    char *file = xformat("%s/run.json", o->run), *checkpoints = xformat("%s/checkpoints", o->run);
-    if (!file_exists(file)) {
+    char *file = xformat("%s/run.json", o->run);
+    PathKind kind;
+    done = path_look(file, &kind, &app->err);
+    if (done && kind != PATH_FILE) {
         done = error_set(
             &app->err, "%s holds a run without run.json, which cannot go on; start over with -force", o->run);
-    } else {
+    } else if (done) {
         app->settings = run_read_settings(o->run, &app->err);
         done = app->settings && options_complete(app->settings, file, &app->err);
         if (done && !options_resume(o, app->settings, &app->err)) app->code = EXIT_USAGE, done = false;
     }
-    if (done && folder_exists(checkpoints)) {
-        Buffer damaged = {0};
-        app->resume_from = checkpoint_newest(checkpoints, &damaged, &app->err);
-        /* None yet is no failure: the run stopped before its first. None that is good is one. */
-        done = app->resume_from || damaged.size == 0;
-        if (app->resume_from) note_passed_over(app, &damaged);
-        else buffer_free(&damaged);
-    }
-    free(checkpoints);
     free(file);
-    return done;
+    return done && find_newest(app);
 }
 
 /* The same on every rank: rank 0 reads. */

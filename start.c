@@ -87,7 +87,10 @@ bool load_tokenizer(App *app, const char *path) {
 char *find_model(App *app, const char *path) {
     char *checkpoints = xformat("%s/checkpoints", path), *config = xformat("%s/config.json", path),
          *found = NULL;
-    if (folder_exists(checkpoints)) {
+    PathKind kind;
+    if (!path_look(checkpoints, &kind, &app->err)) {
+        /* there may be models */
+    } else if (kind == PATH_FOLDER) {
         Buffer damaged = {0};
         found = checkpoint_best(checkpoints, &damaged, &app->err);
         if (found) note_passed_over(app, &damaged);

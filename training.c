@@ -18,9 +18,6 @@ enum {
     DEFAULT_WARMUP = 50,         /* steps */
     CUT_RISE = 10,               /* the last ones of a warm-up that is cut, in which the rate catches up */
     DIRECT_STEPS = 8,            /* a device that can replays what it has recorded from about then on */
-    UNTIMED_STEPS = 2,           /* -minutes: caches and threads warm up; ... */
-    UNTIMED_DIRECT = 10,         /* ... on a device that replays, until it does */
-    TIMED_STEPS = 20,            /* ... then at most so many are timed */
     TIMED_EVALUATIONS = 3,       /* micro-batches that are timed before the first evaluation */
     ENOUGH_EVAL_TOKENS = 100000, /* rather fewer evaluations than fewer tokens */
     MAX_BAD_STEPS = 3            /* steps in a row that are not finite end a run */
@@ -765,9 +762,11 @@ static bool start_state(App *app) {
     }
     /* A start that did not get to a checkpoint left nothing in the log that is not done again. */
     char *log = run_file(app->run, "log.jsonl");
-    remove(log);
+    const bool done = remove(log) == 0 || errno == ENOENT ||
+                      error_set(&app->err, "cannot remove %s, which begins anew: %s; check its permissions",
+                                log, strerror(errno));
     free(log);
-    return true;
+    return done;
 }
 
 /* What a rank holds: the same weights as rank 0, or it has been computing something else. */

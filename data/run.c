@@ -56,6 +56,15 @@ static bool holds(const char *folder, const char *name) {
     return there;
 }
 
+/* Whether it may be there: also where that cannot be told. */
+static bool may_hold(const char *folder, const char *name) {
+    char *path = join(folder, name);
+    struct stat info;
+    const bool may = lstat(path, &info) == 0 || errno != ENOENT;
+    free(path);
+    return may;
+}
+
 /* ---- opening ---- */
 
 /* What a folder holds; EMPTY, too, where there is nothing but what a start of ours that did not get far has left. */
@@ -145,7 +154,7 @@ enum { INSIDE_BYTES = sizeof "/checkpoints/step-1099511627776.tmp-2147483647/opt
 
 /* What `path` holds, and whether a run may be begun or gone on with there. Changes nothing. */
 static bool look(const char *path, RunOpen how, Content *content, Error *err) {
-    struct stat info;
+    PathKind kind;
     *content = NO_FOLDER;
     if (!*path) return error_set(err, "the run folder's name is empty; name one with -run");
     if (strlen(path) + INSIDE_BYTES > PATH_MAX)
@@ -153,9 +162,9 @@ static bool look(const char *path, RunOpen how, Content *content, Error *err) {
                          "the run folder's path '%s' has %zu bytes, with which the files in it could not be "
                          "written: expected at most %d; name a shorter one with -run",
                          path, strlen(path), PATH_MAX - (int)INSIDE_BYTES);
-    if (lstat(path, &info) == 0 && !folder_exists(path))
-        return error_set(err, "run folder '%s' is a file; name another -run", path);
-    if (!folder_exists(path)) return true;
+    if (!path_look(path, &kind, err)) return false;
+    if (kind == PATH_FILE) return error_set(err, "run folder '%s' is a file; name another -run", path);
+    if (kind == PATH_NONE) return true;
     if (!folder_content(path, content, err)) return false;
     if (how == RUN_COMPARISON && *content != EMPTY)
         return error_set(err, "folder '%s' is not empty; name a new one for the comparison with -run", path);
@@ -300,7 +309,7 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
             break;
         }
         ok = look(run->path, how, &content, err);
-        had_lock = ok && holds(run->path, "lock");
+        had_lock = ok && may_hold(run->path, "lock");
         if (ok && content == NO_FOLDER) run->made = ok = folder_make(run->path, err);
         ok = ok && take_lock(run, err);
         /* Moved aside or removed before it was locked: it is another one now, or none. */
@@ -319,7 +328,7 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
     if (content == EMPTY && !remove_leftovers(run->path, err)) return false;
     if (content == A_RUN && !restore_tokens(run->path, err)) return false;
     for (size_t i = 0; i < ENTRIES; i++)
-        run->had[i] = strcmp(entries[i], "lock") == 0 ? had_lock : holds(run->path, entries[i]);
+        run->had[i] = strcmp(entries[i], "lock") == 0 ? had_lock : may_hold(run->path, entries[i]);
     *resumed = content == A_RUN;
     return true;
 }
@@ -609,11 +618,19 @@ static bool next_line(FILE *file, Buffer *line, bool *whole) {
     return line->size > 0;
 }
 
+static bool log_unreadable(Error *err, const char *what, const char *name) {
+    error_set(err, "cannot %s '%s': %s; check its permissions and the disk", what, name, strerror(errno));
+    if (err) err->unreadable = true;
+    return false;
+}
+
 bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *row, Error *err), void *context,
                   Error *err) {
     char *name = join(path, "log.jsonl");
-    FILE *file = fopen(name, "rbe");
-    bool ok = file || errno == ENOENT || error_set(err, "cannot open '%s': %s", name, strerror(errno));
+    PathKind kind;
+    bool ok = path_look(name, &kind, err);
+    FILE *file = ok && kind != PATH_NONE ? fopen(name, "rbe") : NULL;
+    if (ok && kind != PATH_NONE && !file) ok = log_unreadable(err, "open", name);
     Buffer line = {0};
     bool whole;
     for (uint64_t number = 1; ok && file && next_line(file, &line, &whole); number++) {
@@ -631,7 +648,7 @@ bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *ro
                            json ? "not an object with a \"type\"" : problem.text);
         json_decref(json);
     }
-    if (ok && file && ferror(file)) ok = error_set(err, "cannot read '%s': %s", name, strerror(errno));
+    if (ok && file && ferror(file)) ok = log_unreadable(err, "read", name);
     if (file) fclose(file);
     buffer_free(&line);
     free(name);

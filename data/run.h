@@ -82,7 +82,8 @@ typedef struct RunRow {
 } RunRow;
 /* Calls `each` for every row of PATH/log.jsonl in order; a false from it ends the reading and is returned.
  * Hostile until checked: each line must be a JSON object with a "type", else the error names the line; a
- * torn last line is passed over, and a log that is not there has no rows. Memory does not grow with it. */
+ * torn last line is passed over, and a log that is not there has no rows; one that cannot be read is an `unreadable`
+ * error. Memory does not grow with it. */
 bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *row, Error *err), void *context,
                   Error *err);
 /* Of the rows that watched a step: those that stay when a log is cut back to it. */

@@ -979,6 +979,17 @@ static char *find_checkpoint(const char *checkpoints, bool lowest, Buffer *passe
     return found;
 }
 
+bool checkpoint_any(const char *checkpoints, bool *any, Error *err) {
+    PathKind kind;
+    StepFolder *steps = NULL;
+    size_t count = 0;
+    const bool done = path_look(checkpoints, &kind, err) &&
+                      (kind == PATH_NONE || list_steps(checkpoints, &steps, &count, err));
+    *any = count > 0;
+    free_steps(steps, count);
+    return done;
+}
+
 char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err) {
     return find_checkpoint(checkpoints, false, passed_over, err);
 }

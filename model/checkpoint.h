@@ -63,6 +63,8 @@ bool checkpoint_config(const char *path, GptConfig *config, Error *err);
 bool checkpoint_load(const char *path, Gpt *gpt, TrainState *state, Error *err);
 bool checkpoint_read_state(const char *path, TrainState *state, Error *err);
 
+/* Whether there is any checkpoint, good or not; no folder <checkpoints> holds none. False where that cannot be told. */
+bool checkpoint_any(const char *checkpoints, bool *any, Error *err);
 /* The newest checkpoint folder under <checkpoints> whose MANIFEST holds, to be freed. `passed_over` (may be
  * NULL) gets a line a damaged one: what is wrong with it. NULL and *err where there is none. */
 char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err);

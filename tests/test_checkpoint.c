@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -421,6 +422,17 @@ int closedir(DIR *listed) {
     return status;
 }
 
+/* The reason for which the next folder cannot be listed; 0: it can. */
+static int failing_list;
+
+DIR *opendir(const char *path) {
+    DIR *(*real)(const char *);
+    *(void **)&real = dlsym(RTLD_NEXT, "opendir");
+    errno = failing_list;
+    failing_list = 0;
+    return errno ? NULL : real(path);
+}
+
 static void train_on(void) {
     CHECK(rename(at("passing/step-00000001"), at("passing/step-00000002")) == 0);
 }
@@ -489,6 +501,30 @@ TEST(prune_keeps_what_matters) {
     CHECK(checkpoint_prune(at("prune"), 0, 0, &err));
     CHECK(folder_exists(at("prune/step-00000005")));
     CHECK(!checkpoint_prune(at("prune/nowhere"), 1, 0, &err) && says("nowhere"));
+    gpt_free(gpt);
+}
+
+/* ---- what cannot be read ---- */
+
+TEST(any_or_none) {
+    bool any;
+    Gpt *gpt = model_new(small);
+    CHECK(checkpoint_any(at("any"), &any, &err) && !any);
+    CHECK(folder_make(at("any/notes"), &err) && checkpoint_any(at("any"), &any, &err) && !any);
+    save(at("any"), gpt, 1, NAN);
+    CHECK(checkpoint_any(at("any"), &any, &err) && any);
+    write_plain(at("any/step-00000001/state.json"), "{", 1);
+    CHECK(checkpoint_any(at("any"), &any, &err) && any);
+    CHECK(symlink("nowhere", at("dangling")) == 0);
+    CHECK(!checkpoint_any(at("dangling"), &any, &err) && says("dangling: it is a link to something"));
+    write_plain(at("file"), "a", 1);
+    CHECK(!checkpoint_any(at("file"), &any, &err) && says("Not a directory"));
+#if defined(__linux__)
+    failing_list = EIO;
+    CHECK(!checkpoint_any(at("any"), &any, &err) && says("Input/output error"));
+    failing_list = EIO;
+    CHECK(!checkpoint_newest(at("any"), NULL, &err) && says("Input/output error"));
+#endif
     gpt_free(gpt);
 }
 
@@ -1204,6 +1240,7 @@ int main(int argc, char **argv) {
     RUN(found_while_they_come_and_go);
     RUN(what_a_run_goes_on_with);
     RUN(prune_keeps_what_matters);
+    RUN(any_or_none);
     RUN(saved_twice);
     RUN(crash_while_saved_twice);
     RUN(killed_at_any_instant);

@@ -262,6 +262,94 @@ damaged_run() {
 run_as 'a run in which something is replaced' damaged_run
 passed=$((passed + $(wc -l < damaged.tried) - 1))
 
+# ---- checkpoints that are there and cannot be read, or were and are gone ----
+# The run does not begin anew, nor go on from an older one: it may be good, and would be overwritten.
+refused_untouched() { # WORDS: a resume of `broken`
+    rm -rf before
+    cp -r broken before
+    refused 1 "$1" -resume -run broken -steps 3
+    refused 1 "$1" -resume -run broken -steps 3 -dry-run
+    diff -r --no-dereference -x lock before broken
+}
+broken_run() {
+    rm -rf broken away
+    cp -r reference broken
+}
+not_to_be_read() {
+    broken_run
+    mv broken/checkpoints away
+    ln -s ../nowhere broken/checkpoints # on a disk that is not mounted
+    refused_untouched 'checkpoints: it is a link to something that is not there; put that back or mount it'
+    refused 1 'checkpoints: it is a link to something that is not there' -generate -load broken
+    rm broken/checkpoints
+    ln -s checkpoints broken/checkpoints
+    refused_untouched 'broken/checkpoints: '
+    rm broken/checkpoints
+    : > broken/checkpoints
+    refused_untouched 'broken/checkpoints: Not a directory'
+    rm broken/checkpoints
+    ln -s ../away broken/checkpoints
+    done_with -resume -run broken -steps 3
+    [[ -d away/step-00000003 ]]
+}
+run_as 'checkpoints that cannot be read' not_to_be_read
+moved_away() {
+    local gone='tells of 2 steps and of a checkpoint, but there is none in broken/checkpoints; put them back .* -force'
+    broken_run
+    mv broken/checkpoints away
+    refused_untouched "$gone"
+    mkdir broken/checkpoints # where a disk would be mounted
+    refused_untouched "$gone"
+    rmdir broken/checkpoints
+    # Killed after it was gone on with; and in its first process, past a step after which a save was due.
+    sed -i '/"type":"end"/d' broken/log.jsonl
+    cp broken/log.jsonl log
+    sed -n '/"type":"start"/p' log >> broken/log.jsonl
+    sed -i 's/"checkpoint_every": 1,/"checkpoint_every": 5,/' broken/run.json
+    refused_untouched "$gone"
+    cp log broken/log.jsonl
+    sed -i 's/"checkpoint_every": 5,/"checkpoint_every": 1,/' broken/run.json
+    refused_untouched "$gone"
+    # A last line that was cut by the kill, or by a power cut filled with zeros.
+    printf '{"type":"st' >> broken/log.jsonl
+    refused_untouched "$gone"
+    head -c 4096 /dev/zero >> broken/log.jsonl
+    echo >> broken/log.jsonl
+    refused_untouched "$gone"
+    # The log itself, on that disk.
+    mv broken/log.jsonl log
+    ln -s nowhere broken/log.jsonl
+    refused_untouched 'log.jsonl: it is a link to something that is not there'
+    rm broken/log.jsonl
+    mv log broken/log.jsonl
+    cp -r away broken/checkpoints
+    sed -i '$d' broken/log.jsonl # the zeros
+    done_with -resume -run broken -steps 3
+    # Stopped before its first checkpoint: it begins anew.
+    broken_run
+    rm -r broken/checkpoints
+    sed -i '/"type":"end"/d; /"step":2/d' broken/log.jsonl
+    done_with -resume -run broken
+    [[ $(grep -c '"type":"start"' broken/log.jsonl) == 1 && $(grep -c '"type":"step"' broken/log.jsonl) == 2 ]]
+    # With -minutes none is due before the number of steps is known.
+    broken_run
+    rm -r broken/checkpoints
+    sed -i '/"type":"end"/d' broken/log.jsonl
+    sed -i 's/"minutes": null/"minutes": 1.0/' broken/run.json
+    done_with -resume -run broken
+    # Or before anything was logged.
+    broken_run
+    rm -r broken/checkpoints broken/log.jsonl
+    done_with -resume -run broken
+    # Nothing was moved where every save failed, as the end says.
+    broken_run
+    rm -r broken/checkpoints
+    mkdir broken/checkpoints
+    sed -i 's/"reason":"done"/"reason":"failed: no space left"/' broken/log.jsonl
+    done_with -resume -run broken
+}
+run_as 'checkpoints that were moved away' moved_away
+
 # ---- folders that cannot be written ----
 # As a user who may not: root may everything.
 as_nobody() {
@@ -318,6 +406,17 @@ not_writable() {
     chmod -R a+rwX open/run
     chmod a-r open/run/checkpoints/*/model.safetensors
     try 1 'model.safetensors.*Permission denied' -generate -load open/run
+    # What cannot be listed is not nothing: no step is taken, and all stays.
+    cp open/run/log.jsonl log
+    for way in open/run/checkpoints open/run/log.jsonl; do
+        chmod -R a+rwX open/run
+        chmod a-rwx $way
+        try 1 "error: .*${way##*/}.*Permission denied" -resume -run open/run -steps 3
+        cmp log open/run/log.jsonl
+        diff <(ls reference/checkpoints) <(ls open/run/checkpoints)
+    done
+    chmod -R a+rwX open/run
+    try 0 '' -resume -run open/run -steps 3
     chmod 000 stories.txt
     try 1 'stories.txt.*Permission denied' $small -steps 1 -run open/new
     chmod 644 stories.txt

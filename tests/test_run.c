@@ -6,6 +6,7 @@
 #include "../data/run.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
@@ -78,6 +79,44 @@ static void settle(Run *run) {
 
 /* ---- the folder ---- */
 
+#if defined(__linux__)
+/* The end of the paths that cannot be looked at; NULL: all can. */
+static const char *failing_look;
+
+int lstat(const char *path, struct stat *info) {
+    const size_t size = strlen(path), end = failing_look ? strlen(failing_look) : 0;
+    if (failing_look && size >= end && strcmp(path + size - end, failing_look) == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return fstatat(AT_FDCWD, path, info, AT_SYMLINK_NOFOLLOW);
+}
+#endif
+
+/* A start that fails takes away what it has made, and not what it did not see. */
+TEST(undo_keeps_what_could_not_be_seen) {
+#if defined(__linux__)
+    static const char *const names[] = {"/checkpoints", "/run.json", "/tokens"};
+    const char *path = in_folder("unseen");
+    Error err;
+    Run *run = open_run(path, RUN_NEW, false);
+    settle(run);
+    run_close(run);
+    CHECK(folder_make(in_folder("unseen/checkpoints/step-00000001"), &err) &&
+          folder_make(in_folder("unseen/tokens"), &err));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        failing_look = names[i];
+        run = open_run(path, RUN_RESUME, true);
+        failing_look = NULL;
+        run_undo(run);
+        run_close(run);
+        CHECK_MSG(folder_exists(in_folder("unseen/checkpoints/step-00000001")) &&
+                      file_exists(in_folder("unseen/run.json")) && folder_exists(in_folder("unseen/tokens")),
+                  "%s was removed", names[i]);
+    }
+#endif
+}
+
 TEST(new_resume_force) {
     const char *path = in_folder("a/run/");
     Run *run = open_run(path, RUN_NEW, false);
@@ -115,7 +154,7 @@ TEST(folders_that_are_no_runs) {
     check_refused(in_folder("letters/one/run"), RUN_NEW, "letters/one");
     check_refused("", RUN_NEW, "empty");
     CHECK(symlink("nowhere", in_folder("dangling")) == 0);
-    check_refused(in_folder("dangling"), RUN_NEW, "is a file");
+    check_refused(in_folder("dangling"), RUN_NEW, "is a link to something that is not there");
     if (geteuid() == 0) return; /* root writes anywhere */
     CHECK(folder_make(in_folder("locked"), &err) && chmod(in_folder("locked"), 0555) == 0);
     check_refused(in_folder("locked/run"), RUN_NEW, "locked");
@@ -745,6 +784,7 @@ int main(int argc, char **argv) {
     test_start(argc, argv, "run");
     if (!mkdtemp(folder)) return 1;
     RUN(new_resume_force);
+    RUN(undo_keeps_what_could_not_be_seen);
     RUN(folders_that_are_no_runs);
     RUN(lock);
     RUN(another_process_is_faster);
