@@ -648,9 +648,10 @@ static bool check_folder(const char *path, bool ours, Error *err) {
             err, "no folder %s: expected a checkpoint, or a GPT-2 folder with %s and %s; check the path",
             path, config_name, weights_name);
     char *manifest = xformat("%s/MANIFEST", path);
-    const bool there = file_exists(manifest);
+    PathKind kind;
+    const bool known = path_look(manifest, &kind, err);
     free(manifest);
-    return (!ours && !there) || folder_check_manifest(path, err);
+    return known && ((!ours && kind != PATH_FILE) || folder_check_manifest(path, err));
 }
 
 bool checkpoint_config(const char *path, GptConfig *config, Error *err) {
@@ -796,20 +797,46 @@ static bool write_checkpoint(const char *path, Gpt *gpt, const TrainState *state
     return done;
 }
 
-/* A good checkpoint of exactly this state is there already. */
-static bool is_saved(const char *path, const TrainState *state) {
-    TrainState saved;
-    return folder_exists(path) && folder_check_manifest(path, NULL) &&
-           checkpoint_read_state(path, &saved, NULL) && same_state(&saved, state);
+/* What is known of a checkpoint. Of one that cannot be read nothing is: it may be good. */
+typedef enum Health { GOOD, DAMAGED, UNREADABLE } Health;
+
+/* Good: MANIFEST holds, and the state can be read. err is not NULL. */
+static Health check_health(const char *path, TrainState *state, Error *err) {
+    PathKind kind;
+    if (path_look(path, &kind, err) && folder_check_manifest(path, err) &&
+        checkpoint_read_state(path, state, err))
+        return GOOD;
+    return err->unreadable ? UNREADABLE : DAMAGED;
 }
 
-/* Makes room for a new checkpoint at `path` without ever losing a good one: the old is renamed to `aside`,
- * where it still counts as a checkpoint of its step. If both are there (a crash came between writing the new
- * and removing the old), the better of the two stays. */
-static bool move_aside(const char *path, const char *aside, Error *err) {
-    if (folder_exists(aside)) {
-        if (!folder_check_manifest(path, NULL) && folder_check_manifest(aside, NULL))
-            return folder_remove(path, err);
+/* What stands at a path where a checkpoint is to be written: nothing, or one of which is known whether it is good:
+ * it would have to give way. */
+typedef struct Old {
+    bool there;
+    Health health;
+    TrainState state; /* of a good one */
+} Old;
+
+static bool look_at_old(const char *path, Old *old, Error *err) {
+    PathKind kind;
+    *old = (Old){.health = DAMAGED};
+    if (!path_look(path, &kind, err)) return false;
+    old->there = kind != PATH_NONE;
+    if (!old->there) return true;
+    Error reason;
+    old->health = check_health(path, &old->state, &reason);
+    if (old->health == UNREADABLE) return error_set(err, "%s is not written again: %s", path, reason.text);
+    return true;
+}
+
+/* Makes room for a new checkpoint at `path`, where there is an old one, without ever losing a good one: the old is
+ * renamed to `aside`, where it still counts as a checkpoint of its step. If both are there (a crash came between
+ * writing the new and removing the old), the better of the two stays. */
+static bool move_aside(const char *path, Health health, const char *aside, Error *err) {
+    Old second;
+    if (!look_at_old(aside, &second, err)) return false;
+    if (second.there) {
+        if (health == DAMAGED && second.health == GOOD) return folder_remove(path, err);
         if (!folder_remove(aside, err)) return false;
     }
     if (rename(path, aside) == 0) return true;
@@ -820,10 +847,11 @@ static bool move_aside(const char *path, const char *aside, Error *err) {
 bool checkpoint_save(const char *checkpoints, Gpt *gpt, const TrainState *state, const CheckpointFile *files,
                      size_t n_files, Error *err) {
     char *path = xformat("%s/step-%08" PRIu64, checkpoints, state->step), *aside = xformat("%s.old", path);
-    bool done = folder_make(checkpoints, err);
-    if (done && !is_saved(path, state)) {
+    Old old;
+    bool done = folder_make(checkpoints, err) && look_at_old(path, &old, err);
+    if (done && !(old.there && old.health == GOOD && same_state(&old.state, state))) {
         done = check_space(checkpoints, &gpt_setup(gpt)->config, files, n_files, err) &&
-               (!folder_exists(path) || move_aside(path, aside, err)) &&
+               (!old.there || move_aside(path, old.health, aside, err)) &&
                write_checkpoint(path, gpt, state, files, n_files, err);
     }
     if (done) (void)folder_remove(aside, NULL); /* one that cannot be removed now does no harm */
@@ -901,8 +929,11 @@ static bool list_steps(const char *checkpoints, StepFolder **steps, size_t *coun
     *steps = xcalloc(n_names, sizeof **steps);
     for (size_t i = 0; i < n_names; i++) {
         StepFolder *folder = &(*steps)[*count];
+        PathKind kind;
         folder->path = xformat("%s/%s", checkpoints, names[i]);
-        if (parse_step(names[i], folder) && folder_exists(folder->path)) (*count)++;
+        /* One that cannot be looked at is not left out: it is there. */
+        if (parse_step(names[i], folder) && (!path_look(folder->path, &kind, NULL) || kind == PATH_FOLDER))
+            (*count)++;
         else free(folder->path);
         free(names[i]);
     }
@@ -916,13 +947,9 @@ static void free_steps(StepFolder *steps, size_t count) {
     free(steps);
 }
 
-/* MANIFEST holds, and the state can be read. */
-static bool is_good(const StepFolder *folder, TrainState *state, Error *err) {
-    return folder_check_manifest(folder->path, err) && checkpoint_read_state(folder->path, state, err);
-}
-
 /* Newest to oldest, passing over the damaged ones; the first good one, or with `lowest` that with the lowest
- * held-out loss (of equal ones the newest). */
+ * held-out loss (of equal ones the newest). One that cannot be read is not passed over: who went on from an older one
+ * would write the newer steps again, and remove it. */
 static char *find_among(const StepFolder *steps, size_t count, const char *checkpoints, bool lowest,
                         Buffer *passed_over, Error *err) {
     size_t found = SIZE_MAX;
@@ -930,7 +957,10 @@ static char *find_among(const StepFolder *steps, size_t count, const char *check
     Error reason = {0};
     for (size_t i = 0; i < count && (lowest || found == SIZE_MAX); i++) {
         TrainState state;
-        if (!is_good(&steps[i], &state, &reason)) {
+        const Health health = check_health(steps[i].path, &state, &reason);
+        if (health == UNREADABLE)
+            return error_set(err, "%s, or move that checkpoint away to go on without it", reason.text), NULL;
+        if (health == DAMAGED) {
             buffer_append_text(passed_over, reason.text);
             buffer_append_text(passed_over, "\n");
         } else if (found == SIZE_MAX || state.eval_loss < best) { /* NaN is below nothing */
@@ -1023,17 +1053,26 @@ static bool remove_leftovers(const char *checkpoints, Error *err) {
 
 bool checkpoint_prune(const char *checkpoints, size_t keep, uint64_t best_step, Error *err) {
     StepFolder *steps;
-    size_t count, newest_good = 0;
+    size_t count, newest_good = 0, kept = 0;
     if (!list_steps(checkpoints, &steps, &count, err)) return false;
-    TrainState state;
-    while (newest_good < count && !is_good(&steps[newest_good], &state, NULL)) newest_good++;
+    bool *unread = xcalloc(count, sizeof *unread), readable = true, done = true;
+    for (; newest_good < count; newest_good++) {
+        TrainState state;
+        Error reason;
+        const Health health = check_health(steps[newest_good].path, &state, &reason);
+        if (health == GOOD) break;
+        unread[newest_good] = health == UNREADABLE;
+        if (health == UNREADABLE)
+            readable = error_set(err, "%s; that checkpoint stays as it is", reason.text);
+    }
     /* Where none is good, nothing can be said to be worth less than another. Damaged ones newer than the
      * newest good one are not counted, so that they cannot push it out. */
-    bool done = true;
     for (size_t i = 0; newest_good < count && i < count && done; i++) {
-        const bool among_newest = i == newest_good || (i > newest_good && i - newest_good < keep);
-        if (!among_newest && steps[i].step != best_step) done = folder_remove(steps[i].path, err);
+        const bool among_newest = i >= newest_good && kept++ < keep;
+        if (i != newest_good && !among_newest && !unread[i] && steps[i].step != best_step)
+            done = folder_remove(steps[i].path, err);
     }
+    free(unread);
     free_steps(steps, count);
-    return done && remove_leftovers(checkpoints, err);
+    return done && remove_leftovers(checkpoints, err) && readable;
 }

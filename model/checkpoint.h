@@ -66,13 +66,15 @@ bool checkpoint_read_state(const char *path, TrainState *state, Error *err);
 /* Whether there is any checkpoint, good or not; no folder <checkpoints> holds none. False where that cannot be told. */
 bool checkpoint_any(const char *checkpoints, bool *any, Error *err);
 /* The newest checkpoint folder under <checkpoints> whose MANIFEST holds, to be freed. `passed_over` (may be
- * NULL) gets a line a damaged one: what is wrong with it. NULL and *err where there is none. */
+ * NULL) gets a line a damaged one: what is wrong with it. NULL and *err where there is none, and where one that may
+ * be the answer cannot be read: that is not damage, and is not passed over. */
 char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err);
 /* The good one with the lowest eval_loss; the newest where none was evaluated. */
 char *checkpoint_best(const char *checkpoints, Buffer *passed_over, Error *err);
 /* Removes all but the `keep` newest and step `best_step`, and what a killed writer left. Counting starts at
  * the newest good one, which is read back first and stays in any case; damaged ones that are newer go. Where
- * none is good, none is removed. */
+ * none is good, none is removed. One that is newer and cannot be read stays, which is an
+ * error once all else is done. */
 bool checkpoint_prune(const char *checkpoints, size_t keep, uint64_t best_step, Error *err);
 
 #ifdef __cplusplus

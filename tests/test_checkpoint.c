@@ -506,6 +506,79 @@ TEST(prune_keeps_what_matters) {
 
 /* ---- what cannot be read ---- */
 
+/* Puts a link to a file of a checkpoint in its place: it is not followed, so that the file cannot be read, and is as
+ * good as before. */
+static void link_away(const char *checkpoints, uint64_t step, const char *file) {
+    char *path = xstrdup(at("%s/step-%08d/%s", checkpoints, (int)step, file)), *away = xstrdup(at("away"));
+    CHECK(rename(path, away) == 0 && symlink(away, path) == 0);
+    free(away);
+    free(path);
+}
+
+static void link_back(const char *checkpoints, uint64_t step, const char *file) {
+    CHECK(rename(at("away"), at("%s/step-%08d/%s", checkpoints, (int)step, file)) == 0);
+}
+
+/* It is neither passed over nor counted among the damaged: who went on from another one would remove it. */
+TEST(unreadable_is_not_damaged) {
+    Gpt *gpt = model_new(small);
+    for (uint64_t step = 1; step <= 4; step++) save(at("unread"), gpt, step, (double)step);
+    for (size_t f = 1; f < sizeof checkpoint_files / sizeof checkpoint_files[0]; f++) {
+        const char *file = checkpoint_files[f];
+        link_away("unread", 4, file);
+        char *expected = xformat("step-00000004/%s: it is a symbolic link, which is not followed; ", file);
+        Buffer passed_over = {0};
+        CHECK_MSG(!checkpoint_newest(at("unread"), &passed_over, &err) && says(expected), "%s", err.text);
+        CHECK(says(", or move that checkpoint away to go on without it") && passed_over.size == 0);
+        CHECK(!checkpoint_best(at("unread"), &passed_over, &err) && says(expected) && passed_over.size == 0);
+        buffer_free(&passed_over);
+        CHECK_MSG(!checkpoint_prune(at("unread"), 4, 0, &err) && says(expected), "%s", err.text);
+        CHECK(says("; that checkpoint stays as it is"));
+        free(expected);
+        for (uint64_t step = 1; step <= 4; step++) CHECK(folder_exists(at("unread/step-%08d", (int)step)));
+        link_back("unread", 4, file);
+        CHECK(is_named(checkpoint_newest(at("unread"), NULL, &err), "step-00000004"));
+    }
+    /* Step 3 is the newest that is known to be good; what is older goes as ever. */
+    link_away("unread", 4, "model.safetensors");
+    CHECK(!checkpoint_prune(at("unread"), 1, 1, &err));
+    CHECK(!folder_exists(at("unread/step-00000002")) && folder_exists(at("unread/step-00000001")));
+    CHECK(folder_exists(at("unread/step-00000003")) && folder_exists(at("unread/step-00000004")));
+    /* The newest good one decides; what is older need not be read. */
+    save(at("unread"), gpt, 5, NAN);
+    CHECK(is_named(checkpoint_newest(at("unread"), NULL, &err), "step-00000005"));
+    link_back("unread", 4, "model.safetensors");
+
+    /* A checkpoint that lies elsewhere, on a disk that is not there. */
+    CHECK(rename(at("unread/step-00000005"), at("elsewhere")) == 0);
+    CHECK(symlink("../elsewhere", at("unread/step-00000005")) == 0);
+    CHECK(is_named(checkpoint_newest(at("unread"), NULL, &err), "step-00000005"));
+    CHECK(rename(at("elsewhere"), at("gone")) == 0);
+    CHECK(!checkpoint_newest(at("unread"), NULL, &err) && says("step-00000005: it is a link to something"));
+    CHECK(!checkpoint_prune(at("unread"), 1, 0, &err) && inode_of(at("unread/step-00000004")) != 0);
+    gpt_free(gpt);
+}
+
+TEST(unreadable_is_not_replaced) {
+    Gpt *gpt = model_new(small);
+    save(at("unwritten"), gpt, 5, NAN);
+    const TrainState other = state_at(5, 1.0);
+    link_away("unwritten", 5, "optimizer.safetensors");
+    CHECK(!checkpoint_save(at("unwritten"), gpt, &other, tokenizer_files, 2, &err));
+    CHECK_MSG(says("optimizer.safetensors: it is a symbolic link"), "%s", err.text);
+    link_back("unwritten", 5, "optimizer.safetensors");
+    CHECK(folder_check_manifest(at("unwritten/step-00000005"), &err));
+    /* Nor where it was moved aside, whatever stands in its place. */
+    CHECK(rename(at("unwritten/step-00000005"), at("unwritten/step-00000005.old")) == 0);
+    CHECK(folder_make(at("unwritten/step-00000005"), &err));
+    link_away("unwritten", 5, "../step-00000005.old/state.json");
+    CHECK(!checkpoint_save(at("unwritten"), gpt, &other, tokenizer_files, 2, &err));
+    CHECK_MSG(says("state.json: it is a symbolic link"), "%s", err.text);
+    link_back("unwritten", 5, "../step-00000005.old/state.json");
+    CHECK(is_named(checkpoint_newest(at("unwritten"), NULL, &err), "step-00000005.old"));
+    gpt_free(gpt);
+}
+
 TEST(any_or_none) {
     bool any;
     Gpt *gpt = model_new(small);
@@ -1240,6 +1313,8 @@ int main(int argc, char **argv) {
     RUN(found_while_they_come_and_go);
     RUN(what_a_run_goes_on_with);
     RUN(prune_keeps_what_matters);
+    RUN(unreadable_is_not_damaged);
+    RUN(unreadable_is_not_replaced);
     RUN(any_or_none);
     RUN(saved_twice);
     RUN(crash_while_saved_twice);

@@ -276,6 +276,7 @@ broken_run() {
     cp -r reference broken
 }
 not_to_be_read() {
+    local file
     broken_run
     mv broken/checkpoints away
     ln -s ../nowhere broken/checkpoints # on a disk that is not mounted
@@ -291,6 +292,21 @@ not_to_be_read() {
     ln -s ../away broken/checkpoints
     done_with -resume -run broken -steps 3
     [[ -d away/step-00000003 ]]
+
+    for file in MANIFEST state.json config.json model.safetensors optimizer.safetensors; do
+        broken_run
+        mv broken/checkpoints/step-00000002/$file away
+        ln -s nowhere broken/checkpoints/step-00000002/$file
+        refused_untouched "step-00000002/$file: it is a .*link.*, or move that checkpoint away to go on without it"
+    done
+    broken_run
+    mv broken/checkpoints/step-00000002 away
+    ln -s ../nowhere broken/checkpoints/step-00000002
+    refused_untouched 'step-00000002: it is a link to something that is not there'
+    # What the line says to do.
+    rm broken/checkpoints/step-00000002
+    done_with -resume -run broken
+    holds out 'going on after step 1 '
 }
 run_as 'checkpoints that cannot be read' not_to_be_read
 moved_away() {
@@ -406,9 +422,10 @@ not_writable() {
     chmod -R a+rwX open/run
     chmod a-r open/run/checkpoints/*/model.safetensors
     try 1 'model.safetensors.*Permission denied' -generate -load open/run
-    # What cannot be listed is not nothing: no step is taken, and all stays.
+    # It is no damage, nor is what cannot be listed nothing: no step is taken, and all stays.
     cp open/run/log.jsonl log
-    for way in open/run/checkpoints open/run/log.jsonl; do
+    for way in open/run/checkpoints/step-00000002/model.safetensors open/run/checkpoints/step-00000002 \
+        open/run/checkpoints open/run/log.jsonl; do
         chmod -R a+rwX open/run
         chmod a-rwx $way
         try 1 "error: .*${way##*/}.*Permission denied" -resume -run open/run -steps 3
