@@ -809,8 +809,35 @@ static Health check_health(const char *path, TrainState *state, Error *err) {
     return err->unreadable ? UNREADABLE : DAMAGED;
 }
 
-/* What stands at a path where a checkpoint is to be written: nothing, or one of which is known whether it is good:
- * it would have to give way. */
+/* Whether a folder holds files of a checkpoint and nothing else: all of them, or some where a removal was cut short.
+ * Only then is it removed. */
+static bool is_ours(const char *path) {
+    static const char *const ours[] = {weights_name, optimizer_name, config_name,     state_name,
+                                       "MANIFEST",   "merges.txt",   "tokenizer.json"};
+    char **names;
+    size_t count;
+    if (!folder_names(path, &names, &count, NULL)) return false;
+    bool all = true;
+    for (size_t i = 0; i < count; i++) {
+        size_t k = 0;
+        while (k < sizeof ours / sizeof ours[0] && strcmp(names[i], ours[k]) != 0) k++;
+        char *entry = xformat("%s/%s", path, names[i]);
+        all = all && k < sizeof ours / sizeof ours[0] && !folder_exists(entry);
+        free(entry);
+        free(names[i]);
+    }
+    free(names);
+    return all;
+}
+
+static bool remove_ours(const char *path, Error *err) {
+    if (is_ours(path)) return folder_remove(path, err);
+    return error_set(
+        err, "%s is not removed: it holds something that is no part of a checkpoint; move it away", path);
+}
+
+/* What stands at a path where a checkpoint is to be written: nothing, or one of which is known whether it is good.
+ * Anything else is an error, since it would have to give way. */
 typedef struct Old {
     bool there;
     Health health;
@@ -826,7 +853,8 @@ static bool look_at_old(const char *path, Old *old, Error *err) {
     Error reason;
     old->health = check_health(path, &old->state, &reason);
     if (old->health == UNREADABLE) return error_set(err, "%s is not written again: %s", path, reason.text);
-    return true;
+    return old->health == GOOD || is_ours(path) ||
+           error_set(err, "cannot write folder %s: what is there is no checkpoint; move it away", path);
 }
 
 /* Makes room for a new checkpoint at `path`, where there is an old one, without ever losing a good one: the old is
@@ -836,8 +864,8 @@ static bool move_aside(const char *path, Health health, const char *aside, Error
     Old second;
     if (!look_at_old(aside, &second, err)) return false;
     if (second.there) {
-        if (health == DAMAGED && second.health == GOOD) return folder_remove(path, err);
-        if (!folder_remove(aside, err)) return false;
+        if (health == DAMAGED && second.health == GOOD) return remove_ours(path, err);
+        if (!remove_ours(aside, err)) return false;
     }
     if (rename(path, aside) == 0) return true;
     return error_set(err, "cannot rename %s to %s: %s; check their permissions", path, aside,
@@ -854,7 +882,7 @@ bool checkpoint_save(const char *checkpoints, Gpt *gpt, const TrainState *state,
                (!old.there || move_aside(path, old.health, aside, err)) &&
                write_checkpoint(path, gpt, state, files, n_files, err);
     }
-    if (done) (void)folder_remove(aside, NULL); /* one that cannot be removed now does no harm */
+    if (done) (void)remove_ours(aside, NULL); /* one that cannot be removed now does no harm */
     free(aside);
     free(path);
     return done;
@@ -1043,7 +1071,7 @@ static bool remove_leftovers(const char *checkpoints, Error *err) {
     bool done = true;
     for (size_t i = 0; i < count; i++) {
         char *path = xformat("%s/%s", checkpoints, names[i]);
-        if (done && is_leftover(names[i])) done = folder_remove(path, err);
+        if (done && is_leftover(names[i]) && is_ours(path)) done = folder_remove(path, err);
         free(path);
         free(names[i]);
     }
@@ -1068,6 +1096,7 @@ bool checkpoint_prune(const char *checkpoints, size_t keep, uint64_t best_step, 
     /* Where none is good, nothing can be said to be worth less than another. Damaged ones newer than the
      * newest good one are not counted, so that they cannot push it out. */
     for (size_t i = 0; newest_good < count && i < count && done; i++) {
+        if (i != newest_good && !is_ours(steps[i].path)) continue;
         const bool among_newest = i >= newest_good && kept++ < keep;
         if (i != newest_good && !among_newest && !unread[i] && steps[i].step != best_step)
             done = folder_remove(steps[i].path, err);

@@ -73,8 +73,8 @@ char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err
 char *checkpoint_best(const char *checkpoints, Buffer *passed_over, Error *err);
 /* Removes all but the `keep` newest and step `best_step`, and what a killed writer left. Counting starts at
  * the newest good one, which is read back first and stays in any case; damaged ones that are newer go. Where
- * none is good, none is removed. One that is newer and cannot be read stays, which is an
- * error once all else is done. */
+ * none is good, none is removed. A folder stays, and does not count, in which anything is that no checkpoint has; and
+ * one that is newer and cannot be read, which is an error once all else is done. */
 bool checkpoint_prune(const char *checkpoints, size_t keep, uint64_t best_step, Error *err);
 
 #ifdef __cplusplus

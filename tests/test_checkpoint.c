@@ -601,6 +601,49 @@ TEST(any_or_none) {
     gpt_free(gpt);
 }
 
+/* ---- what is not ours ---- */
+
+/* Only what looks like a checkpoint, or a part of one, is removed. */
+TEST(others_folders_stay) {
+    Gpt *gpt = model_new(small);
+    for (uint64_t step = 1; step <= 5; step++) save(at("others"), gpt, step, NAN);
+    CHECK(folder_make(at("others/step-00000009/checkpoints/step-00000001"), &err)); /* a whole run */
+    write_plain(at("others/step-00000009/run.json"), "{}", 2);
+    CHECK(folder_make(at("others/step-00000008/model.safetensors"), &err)); /* a name of ours, but a folder */
+    write_plain(at("others/step-00000003/notes"), "mine", 4);
+    write_plain(at("others/step-00000001/notes"), "mine", 4);
+    CHECK(
+        folder_make(at("others/step-00000007"), &err)); /* what is left of a removal that was cut short ... */
+    CHECK(folder_make(at("others/step-00000006"), &err));
+    write_plain(at("others/step-00000006/config.json"), "{}", 2); /* ... or this */
+    CHECK(folder_make(at("others/step-00000010.tmp-1"), &err) &&
+          folder_make(at("others/step-00000010.tmp-2"), &err));
+    write_plain(at("others/step-00000010.tmp-2/run.json"), "{}", 2);
+    CHECK_MSG(checkpoint_prune(at("others"), 2, 0, &err), "%s", err.text);
+    CHECK(file_exists(at("others/step-00000009/run.json")) && folder_exists(at("others/step-00000008")));
+    CHECK(!folder_exists(at("others/step-00000007")) && !folder_exists(at("others/step-00000006")));
+    CHECK(folder_exists(at("others/step-00000005")) && folder_exists(at("others/step-00000004")));
+    CHECK(folder_exists(at("others/step-00000003")) && !folder_exists(at("others/step-00000002")));
+    CHECK(file_exists(at("others/step-00000001/notes")));
+    CHECK(!folder_exists(at("others/step-00000010.tmp-1")) &&
+          folder_exists(at("others/step-00000010.tmp-2")));
+    /* They do not count among those to keep. */
+    save(at("others"), gpt, 2, NAN);
+    CHECK(checkpoint_prune(at("others"), 3, 0, &err) && folder_exists(at("others/step-00000002")));
+
+    /* Nor does a checkpoint take the place of one. */
+    TrainState state = state_at(9, NAN);
+    CHECK(!checkpoint_save(at("others"), gpt, &state, tokenizer_files, 2, &err) && says("is no checkpoint"));
+    CHECK(file_exists(at("others/step-00000009/run.json")));
+    CHECK(rename(at("others/step-00000009"), at("others/step-00000005.old")) == 0);
+    state = state_at(5, 1.0);
+    CHECK(!checkpoint_save(at("others"), gpt, &state, tokenizer_files, 2, &err) && says("is no checkpoint"));
+    state = state_at(5, NAN); /* is saved */
+    CHECK(checkpoint_save(at("others"), gpt, &state, tokenizer_files, 2, &err));
+    CHECK(file_exists(at("others/step-00000005.old/run.json")));
+    gpt_free(gpt);
+}
+
 /* ---- the same step again ---- */
 
 TEST(saved_twice) {
@@ -1316,6 +1359,7 @@ int main(int argc, char **argv) {
     RUN(unreadable_is_not_damaged);
     RUN(unreadable_is_not_replaced);
     RUN(any_or_none);
+    RUN(others_folders_stay);
     RUN(saved_twice);
     RUN(crash_while_saved_twice);
     RUN(killed_at_any_instant);
