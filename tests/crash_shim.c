@@ -1,5 +1,5 @@
-/* crash_shim.c - a library to preload (LD_PRELOAD) that counts what a program changes below one folder, call
- * by call, writes it down, and at one of the calls ends the process, lets the call fail, or has a signal come.
+/* crash_shim.c - a library to preload (LD_PRELOAD) that counts what a program changes (or reads) below one folder,
+ * call by call, writes it down, and at one of the calls ends the process, lets the call fail, or has a signal come.
  * tests/test_crash.sh and tests/test_signals.sh drive it, by the environment:
  *   CRASH_FOLDER  absolute; only calls with an absolute path, or on a file open for writing, below it count
  *   CRASH_TRACE   a file to which each counted call is appended: "number name path"
@@ -7,6 +7,8 @@
  *   CRASH_HOW     kill: SIGKILL before the call, of a write after half of its bytes; ENOSPC, EIO: the call
  *                 fails; INT, TERM, USR1: that signal comes and is taken before the call; INT*2: twice, with a
  *                 pause. Where it is a signal, reads count, too
+ *   CRASH_READS   if set, what counts are the calls that read instead: that look at a path, list a folder, open a
+ *                 file that is not to be made, and read of it
  *
  * It is the system calls that are counted, not the C library's functions: what stdio writes never passes
  * through a symbol that could be replaced. A seccomp filter turns each of them into a SIGSYS; the handler
@@ -31,7 +33,7 @@
 
 enum { MARK = 0x63726173 };
 
-/* The calls that change files, by their names in <sys/syscall.h>. */
+/* The calls that change files or read, by their names in <sys/syscall.h>. */
 typedef struct Call {
     const char *name;
     long number;
@@ -42,6 +44,7 @@ static const Call calls[] = {
     {"fsync", SYS_fsync, 0, -1},     {"close", SYS_close, 0, -1},     {"open", SYS_openat, -1, 1},
     {"mkdir", SYS_mkdirat, -1, 1},   {"unlink", SYS_unlinkat, -1, 1}, {"rename", SYS_renameat2, -1, 3},
     {"rename", SYS_renameat, -1, 3}, {"read", SYS_read, 0, -1},       {"pread", SYS_pread64, 0, -1},
+    {"list", SYS_getdents64, 0, -1}, {"look", SYS_newfstatat, -1, 1},
 #ifdef SYS_rename /* the older calls, which x86-64 has besides */
     {"mkdir", SYS_mkdir, -1, 0},     {"unlink", SYS_unlink, -1, 0},   {"rmdir", SYS_rmdir, -1, 0},
     {"rename", SYS_rename, -1, 1},
@@ -55,6 +58,7 @@ static unsigned long crash_at;
 static int crash_error;  /* 0: the process is killed, or */
 static int crash_signal; /* 0: none */
 static int crash_times;  /* of the signal */
+static bool crash_reads;
 static atomic_ulong count;
 
 /* The call itself; as the kernel answers: below 0 for an error. */
@@ -64,9 +68,26 @@ static long make_call(long number, const unsigned long argument[5]) {
     return result == -1 ? -errno : result;
 }
 
-/* What a call is about, if that counts: not a file open for reading, nor what lies outside the folder. */
+/* Whether this kind of call counts. */
+static bool is_of_interest(const Call *call, const unsigned long argument[5]) {
+    switch (call->number) {
+    case SYS_read:
+    case SYS_pread64:
+        return crash_reads || crash_signal;
+    case SYS_getdents64:
+    case SYS_newfstatat:
+        return crash_reads;
+    case SYS_openat:
+        return crash_reads == !(argument[2] & O_CREAT);
+    default:
+        return !crash_reads;
+    }
+}
+
+/* What a call is about, if that counts: not the close of a file open for reading, nor what lies outside the
+ * folder. */
 static bool is_counted(const Call *call, const unsigned long argument[5], char *path, size_t size) {
-    if ((call->number == SYS_read || call->number == SYS_pread64) && !crash_signal) return false;
+    if (!is_of_interest(call, argument)) return false;
     if (call->fd >= 0) {
         char link[64];
         const int fd = (int)argument[call->fd], flags = fcntl(fd, F_GETFL);
@@ -75,7 +96,6 @@ static bool is_counted(const Call *call, const unsigned long argument[5], char *
         if (length < 0 || (call->number == SYS_close && (flags & O_ACCMODE) == O_RDONLY)) return false;
         path[length] = 0;
     } else {
-        if (call->number == SYS_openat && !(argument[2] & O_CREAT)) return false;
         snprintf(path, size, "%s", (const char *)argument[call->path]);
     }
     const size_t length = strlen(folder);
@@ -163,6 +183,7 @@ __attribute__((constructor)) static void start(void) {
     const char *at = getenv("CRASH_AT"), *how = getenv("CRASH_HOW"), *file = getenv("CRASH_TRACE");
     crash_at = at ? strtoul(at, NULL, 10) : 0;
     crash_error = !how || strcmp(how, "kill") == 0 ? 0 : strcmp(how, "EIO") == 0 ? EIO : ENOSPC;
+    crash_reads = getenv("CRASH_READS") != NULL;
     crash_times = how && strchr(how, '*') ? 2 : 1;
     crash_signal = !how                           ? 0
                    : strncmp(how, "INT", 3) == 0  ? SIGINT

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_crash.sh - nothing is lost: a run is killed at each system call that changes its folder, each of them
-# fails once with ENOSPC and once with EIO, and the disk is full for real. Takes the program's path, beside
-# which tests/crash_shim.so was built; prints what failed, and at last "crash: N passed, N failed, N skipped".
+# fails once with ENOSPC and once with EIO, each that reads it once with EIO, and the disk is full for real. Takes
+# the program's path, beside which tests/crash_shim.so was built; prints what failed, and at last "crash: N passed, N failed, N skipped".
 #
 # The run goes on from its checkpoint after step 1 to step 3, so that the calls are those of a start, of a
 # save between steps with the removal of an older checkpoint, and of the last save. CRASH_EVERY=n tries every
@@ -214,4 +214,35 @@ try_all() { # NAME FUNCTION ARGUMENT...
 try_all 'killed' killed_at
 try_all 'no space left' failing_at ENOSPC 'No space left on device'
 try_all 'input/output error' failing_at EIO 'Input/output error'
+
+# ---- call N that reads fails ----
+# What cannot be read is neither damaged nor gone: no step is taken again, from an older checkpoint or from none, and
+# the newest checkpoint stays. The run refuses, or ends right.
+cp -r reference newest
+rm -r newest/checkpoints/step-00000003
+unread_at() { # N
+    local name=unread-$1 status=0
+    cp -r newest "$name"
+    CRASH_READS=1 watched "$name" "$1" EIO go_on "$name" > "$name.out" 2> "$name.err" || status=$?
+    [[ $status == [01] ]] || { echo "exit code $status: $(cat "$name.err")"; return 1; }
+    if grep 'going on after step' "$name.out" | grep -v 'after step 2 of'; then return 1; fi
+    if ((status == 0)); then
+        grep -q 'going on after step 2 of' "$name.out" || { echo 'it began anew'; return 1; }
+        same_state "$(step_of reference 3)" "$(step_of "$name" 3)" || return
+    else
+        tail -n 1 "$name.err" | grep -q '^train_gpt: error: .' || { echo "no error: $(cat "$name.err")"; return 1; }
+        [[ -d $(step_of "$name" 3) ]] || same_state "$(step_of reference 2)" "$(step_of "$name" 2)" || return
+    fi
+    go_on "$name" > "$name.out" 2> "$name.err" || { echo "going on: $(cat "$name.err")"; return 1; }
+    [[ ! -s $name.err ]] || { echo "going on, it said: $(cat "$name.err")"; return 1; }
+    grep -q 'going on after step [23] of' "$name.out" || { echo 'then it began anew'; return 1; }
+    is_right "$name"
+}
+rm -r run run.trace
+cp -r newest run
+CRASH_READS=1 watched run 0 EIO go_on run > watched.output 2>&1
+calls=$(wc -l < run.trace)
+enough_reads() { ((calls >= 100)) || say_and_fail "$calls calls: $(cat watched.output)"; }
+run_as 'the run whose reading is watched' enough_reads
+try_all 'unreadable' unread_at
 finish
