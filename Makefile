@@ -290,10 +290,11 @@ $(BUILD)/tests/emulated/flash_%.o: tests/emulated/flash.cu $(BUILD)/commands Mak
 	    -fno-exceptions -fno-rtti $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/tests/test_flash_cuda: $(EMULATED)
+$(BUILD)/tests/test_emulated: $(BUILD)/tests/emulated/emulated.o
 $(BUILD)/tests/test_flash_cuda.o: DEFINES += $(if $(EMULATED),-DUSE_EMULATED)
 
 $(TESTS) $(PEERS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
-	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@
+	$(call short,link,$@)$(LINK) $(filter %.o,$^) $(LIBRARY) $(LIBS) -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/%.o $(BUILD)/dev/profile_ops.o $(LIBRARY)
 	$(call short,link,$@)$(LINK) $^ $(LIBS) -o $@

@@ -26,8 +26,8 @@ static inline float bf16_rounded(float x) {
 static inline uint16_t half_bits(float x) {
     int exponent = 0;
     const float magnitude = fabsf(x);
-    frexpf(magnitude, &exponent); /* magnitude < 2^exponent */
-    if (exponent < -13) exponent = -13;
+    frexpf(magnitude, &exponent);             /* magnitude < 2^exponent */
+    if (magnitude < 0x1p-14f) exponent = -13; /* also of zero, which has none */
     const unsigned units = (unsigned)lrintf(
         ldexpf(magnitude, 11 - exponent)); /* 1024 to 2048, less near zero */
     return (uint16_t)((signbit(x) ? 0x8000u : 0) + ((unsigned)(exponent + 13) << 10) + units);
