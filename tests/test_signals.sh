@@ -139,12 +139,13 @@ while_merging() { # SIGNAL
 }
 # One signal that comes to a process and again to its group is one: the run saves.
 stopped_by_group() { # SIGNAL
-    local process
+    local process status=0
     "$program" $small -data text -steps 100000000 -checkpoint-every 0 -eval-every 0 -sample-every 0 -run run > out 2> err &
     process=$!
     until_step run 2
-    kill -s "$1" $process
-    stops "$1" $process "$(code_of "$1")"
+    kill -s "$1" $process $process 2> /dev/null || true # it may have saved and ended before the second
+    wait $process || status=$?
+    ((status == $(code_of "$1"))) || say_and_fail "exit code $status: $(cat err)"
     holds out "stopped by SIG$1 after step .*, which is saved"
     [[ -n $(newest run) ]]
 }
