@@ -38,10 +38,7 @@ enum {
     DEFAULT_EVAL_TOKENS = 131072, /* of the held-out side, in training */
     MICRO_TOKENS = 4096,          /* a CPU's micro-batch: more tokens gain nothing and leave the caches */
     STORIES_AT_ONCE = 64,         /* sequences that are sampled together, on a GPU that does nothing else */
-    EVALUATIONS = 10,             /* of a run, where not said how often */
-    UNTIMED_STEPS = 2,            /* -minutes: caches and threads warm up; ... */
-    UNTIMED_DIRECT = 10,          /* ... on a device that replays, until it does */
-    TIMED_STEPS = 20              /* ... then at most so many are timed, and the number of steps is known */
+    EVALUATIONS = 10              /* of a run, where not said how often */
 };
 
 /* The measurements of this process, for speed and time left; the first step is in none of them. */
@@ -74,12 +71,13 @@ typedef struct App {
     FILE *report;             /* where tables go: stdout in training, else stderr */
     bool in_place, line_open; /* lines are rewritten on a terminal; one stands unfinished */
     Ranks ranks;
-    bool told;    /* of several ranks all know of the failure in err */
-    int stop;     /* of several: the signal to stop that they have agreed on */
-    json_t *lead; /* what rank 0 has told this one; owns text in options */
-    Run *run;     /* rank 0's; of a comparison the folder that its runs are in */
-    bool begun;   /* a comparison's runs have: what they share stays */
-    char *folder; /* the run's, on every rank */
+    bool told;                     /* of several ranks all know of the failure in err */
+    int stop;                      /* of several: the signal to stop that they have agreed on */
+    json_t *lead;                  /* what rank 0 has told this one; owns text in options */
+    Run *run;                      /* rank 0's; of a comparison the folder that its runs are in */
+    bool made_tokens, made_merges; /* by this start, in the run's folder; see undo_start */
+    bool begun;                    /* a comparison's runs have: what they share stays */
+    char *folder;                  /* the run's, on every rank */
 
     /* data */
     Bpe *bpe;

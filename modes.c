@@ -75,6 +75,7 @@ bool compare_backends(App *app) {
         /* With -minutes each would choose for itself, and losses of different tokens do not compare. */
         if (!options_given("eval-tokens")) more[n++] = "-eval-tokens", more[n++] = eval_tokens;
         done = compare_train(&comparison, folder, app->argc, app->argv, more, &app->err);
+        run_end_comparison(app->run);
         free(vocab);
         free(eval_tokens);
         free(heldout);

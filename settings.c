@@ -136,7 +136,7 @@ bool names_shards(const char *path) {
 typedef struct LoggedSteps {
     uint64_t steps;  /* the last one's number */
     uint64_t starts; /* of processes */
-    bool ended, saved;
+    bool saved;
 } LoggedSteps;
 
 static bool follow_log(void *context, const RunRow *row, Error *err) {
@@ -146,30 +146,22 @@ static bool follow_log(void *context, const RunRow *row, Error *err) {
     const char *reason = json_string_value(json_object_get(row->json, "reason"));
     if (strcmp(row->type, "start") == 0) logged->starts++;
     if (strcmp(row->type, "step") == 0 && step > 0) logged->steps = (uint64_t)step;
-    if (strcmp(row->type, "end") == 0) {
-        logged->ended = true;
+    if (strcmp(row->type, "end") == 0)
         logged->saved = step > 0 && reason && strncmp(reason, "failed", strlen("failed")) != 0;
-    }
     return true;
 }
 
-/* A run without any checkpoint begins anew, and its log with it: right where it was stopped before its first. Not
- * where the log tells of one, which then was moved away, or lies on a disk that is not there now. Told by: an end
- * without a failure, which comes after a save; a second start, since only who goes on from a checkpoint leaves the
- * first in the log; and steps past one after which a save was due. That may have failed where there is a folder, but
- * who sees all of them fail does not stop in silence. */
+/* A run without any checkpoint begins anew, and its log with it: right where it was stopped before its first, or where
+ * none could be saved. Not where the log tells of one, which then was moved away, or lies on a disk that is not there
+ * now. Told by: an end without a failure, which comes after a save; and a second start, since only who goes on from a
+ * checkpoint leaves the first in the log. */
 static bool check_never_saved(App *app, const char *checkpoints) {
     LoggedSteps logged = {0};
     Error err;
     /* A line that is no row ends what is known, as what a power cut leaves does; it is not kept either way. */
     if (!run_log_each(app->options.run, follow_log, &logged, &err) && err.unreadable)
         return app->err = err, false;
-    const json_int_t every = json_integer_value(json_object_get(app->settings, "checkpoint_every"));
-    const bool timed = json_is_number(json_object_get(app->settings, "minutes"));
-    /* With -minutes none is due before the number of steps is known. */
-    const uint64_t due_by = (uint64_t)every + (timed ? UNTIMED_DIRECT + TIMED_STEPS : 0);
-    const bool was_due = every > 0 && logged.steps > due_by && (!folder_exists(checkpoints) || !logged.ended);
-    if (!logged.saved && logged.starts < 2 && !was_due) return true;
+    if (!logged.saved && logged.starts < 2) return true;
     return error_set(
         &app->err,
         "the log of %s tells of %s and of a checkpoint, but there is none in %s; put them back (or mount "

@@ -431,6 +431,13 @@ void undo_start(App *app) {
         if (!json_equal(now, app->settings)) run_write_settings(app->run, app->settings, NULL);
         json_decref(now);
     }
+    if (app->made_tokens && run_is_in_place(app->run, NULL)) { /* into a folder that may have been there */
+        char *tokens = run_file(app->run, "tokens"), *merges = xformat("%s/merges.txt", tokens);
+        data_remove_shards(tokens);
+        if (app->made_merges) remove(merges);
+        free(merges);
+        free(tokens);
+    }
     run_undo(app->run);
 }
 
@@ -584,8 +591,8 @@ static bool open_data(App *app) {
         app->has_facts = done && facts_beside(app);
     } else {
         const bool make = !app->settings || !file_exists(facts);
-        done = (!make || (run_renew_tokens(app->run, &app->err) && make_tokens(app, folder))) &&
-               data_read_facts(folder, &app->facts, &app->err) &&
+        app->made_tokens = make, app->made_merges = make && !file_exists(merges);
+        done = (!make || make_tokens(app, folder)) && data_read_facts(folder, &app->facts, &app->err) &&
                open_shards(app, train, heldout, make ? put_text_back : put_back);
         app->has_facts = done;
     }
@@ -770,8 +777,8 @@ static char *input_within(const char *path, const Shards *shards, const char *fo
     return found;
 }
 
-/* What a new run needs, now or when it goes on, must not be in the folder that is moved aside or tidied up for it. A
- * folder that cannot be taken at all is refused when it is opened. */
+/* What a new run needs, now or when it goes on, must not be in the folder that is moved aside or tidied up for it: not the
+ * tokenizer, of which it has a copy. A folder that cannot be taken at all is refused when it is opened. */
 static bool check_stays(App *app) {
     const Options *o = &app->options;
     const RunOpen how = o->compare ? RUN_COMPARISON : way_to_open(o);
@@ -784,7 +791,6 @@ static bool check_stays(App *app) {
         const char *flag, *path;
     } inputs[] = {{"data", data},
                   {"heldout", heldout},
-                  {"tokenizer", o->tokenizer ? files_within(&app->merges_of, 1, o->run) : NULL},
                   {"load", app->model ? files_within(&app->model, 1, o->run) : NULL}};
     bool stays = true;
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0] && stays; i++)
@@ -848,7 +854,6 @@ bool lead_start(App *app) {
     if (!done && stop_requested()) app->code = 128 + stop_requested();
     if (done) app->folder = xstrdup(run_path(app->run));
     if (!done || (!o->tokenize && !plan_training(app))) return false;
-    if (o->tokenize) run_keep_tokens(app->run);
     if (run_moved_aside(app->run))
         say(app, "the old run %s is now %s", run_path(app->run), run_moved_aside(app->run));
     return true;

@@ -18,6 +18,9 @@ enum {
     DEFAULT_WARMUP = 50,         /* steps */
     CUT_RISE = 10,               /* the last ones of a warm-up that is cut, in which the rate catches up */
     DIRECT_STEPS = 8,            /* a device that can replays what it has recorded from about then on */
+    UNTIMED_STEPS = 2,           /* -minutes: caches and threads warm up; ... */
+    UNTIMED_DIRECT = 10,         /* ... on a device that replays, until it does */
+    TIMED_STEPS = 20,            /* ... then at most so many are timed */
     TIMED_EVALUATIONS = 3,       /* micro-batches that are timed before the first evaluation */
     ENOUGH_EVAL_TOKENS = 100000, /* rather fewer evaluations than fewer tokens */
     MAX_BAD_STEPS = 3            /* steps in a row that are not finite end a run */
@@ -850,7 +853,6 @@ bool train_model(App *app) {
     Options *o = &app->options;
     app->setup.attention = attention_timed(app->setup.attention, app->ops);
     if (!all_ranks(app, make_model(app) && start_state(app)) || !check_same_weights(app)) return false;
-    if (leads(app)) run_keep_tokens(app->run);
     if (!(is_auto(o->steps) ? write_settings(app) : set_steps(app, o->steps, NULL))) return false;
     if (!is_auto(o->steps) && (int64_t)app->state.step >= o->steps && !app->state.cut_short) {
         say(app, "nothing is left to do: the run has taken its %s steps", commas(app->state.step).text);

@@ -26,13 +26,12 @@
 /* All that a run folder holds at its top, in the order in which it is taken away. */
 static const char *const entries[] = {"checkpoints", "report.html", "log.jsonl",
                                       "run.json",    "tokens",      "lock"};
-enum { ENTRIES = sizeof entries / sizeof entries[0], TOKENS = 4 /* their place among them */ };
+enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 struct Run {
     char *path;
     bool had[ENTRIES]; /* there before run_open */
     bool made;         /* the folder was not */
-    bool renewing;     /* others than the tokens that were there are being made */
     char *moved_aside; /* where RUN_FORCE put the old run; NULL: there was none */
     int folder;        /* kept open, so that no other folder gets its inode */
     int lock;
@@ -109,9 +108,9 @@ static bool is_leftover(const char *path, const char *name) {
     char *entry = join(path, name);
     struct stat info;
     const bool there = lstat(entry, &info) == 0;
-    const bool ours = there && (strcmp(name, "tokens") == 0 || strcmp(name, "tokens.old") == 0
-                                    ? S_ISDIR(info.st_mode) && data_folder_is_ours(entry)
-                                    : S_ISREG(info.st_mode) && is_settings_leftover(name));
+    const bool ours = there &&
+                      (strcmp(name, "tokens") == 0 ? S_ISDIR(info.st_mode) && data_folder_is_ours(entry)
+                                                   : S_ISREG(info.st_mode) && is_settings_leftover(name));
     free(entry);
     return ours;
 }
@@ -282,20 +281,6 @@ static void unmake_folder(const Run *run) {
     if (run->moved_aside && lstat(run->path, &info)) rename(run->moved_aside, run->path);
 }
 
-/* Brings back the tokens that were set aside, if any were: those in their place are not known to be the run's. */
-static bool restore_tokens(const char *path, Error *err) {
-    char *tokens = join(path, "tokens"), *old = join(path, "tokens.old");
-    bool ok = true;
-    if (holds(path, "tokens.old")) {
-        ok = folder_remove(tokens, err);
-        if (ok && rename(old, tokens))
-            ok = error_set(err, "cannot rename '%s' to '%s': %s", old, tokens, strerror(errno));
-    }
-    free(old);
-    free(tokens);
-    return ok;
-}
-
 /* Locks the folder, which is made where there is none, and finds out under the lock what it holds: what another
  * process did before we had the lock counts. */
 static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
@@ -326,7 +311,6 @@ static bool enter_folder(Run *run, RunOpen how, bool *resumed, Error *err) {
         return move_aside(run, err) && enter_folder(run, RUN_NEW, resumed, err);
     write_process_number(run);
     if (content == EMPTY && !remove_leftovers(run->path, err)) return false;
-    if (content == A_RUN && !restore_tokens(run->path, err)) return false;
     for (size_t i = 0; i < ENTRIES; i++)
         run->had[i] = strcmp(entries[i], "lock") == 0 ? had_lock : may_hold(run->path, entries[i]);
     *resumed = content == A_RUN;
@@ -369,29 +353,13 @@ void run_undo(Run *run) {
         if (!run->had[i]) folder_remove(name, NULL); /* a file, too */
         free(name);
     }
-    if (run->renewing) restore_tokens(run->path, NULL);
     unmake_folder(run);
 }
 
-bool run_renew_tokens(Run *run, Error *err) {
-    if (!run_is_in_place(run, err)) return false;
-    if (!holds(run->path, "tokens")) return true;
-    char *tokens = join(run->path, "tokens"), *old = join(run->path, "tokens.old");
-    bool ok = rename(tokens, old) == 0;
-    if (ok) run->renewing = true, run->had[TOKENS] = false;
-    else error_set(err, "cannot rename '%s' to '%s': %s", tokens, old, strerror(errno));
-    ok = ok && path_fsync(run->path, err);
-    free(old);
-    free(tokens);
-    return ok;
-}
-
-void run_keep_tokens(Run *run) {
-    if (!run->renewing) return;
-    char *old = join(run->path, "tokens.old");
-    folder_remove(old, NULL);
-    run->renewing = false, run->had[TOKENS] = true;
-    free(old);
+void run_end_comparison(Run *run) {
+    char *lock = join(run->path, "lock");
+    if (run_is_in_place(run, NULL)) unlink(lock);
+    free(lock);
 }
 
 bool run_is_in_place(const Run *run, Error *err) {

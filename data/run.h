@@ -3,7 +3,6 @@
  *   RUN/run.json       all settings as resolved, version
  *   RUN/log.jsonl      one compact JSON object a line, "type" first; every step has a row
  *   RUN/tokens/        train-*.bin, heldout-*.bin, merges.txt, data.json
- *   RUN/tokens.old/    what was there, while others are made in its place (run_renew_tokens)
  *   RUN/checkpoints/   step-00001000/ ...
  *   RUN/report.html    the page one looks at
  *   RUN/lock           held (flock) while a process uses the run
@@ -42,11 +41,8 @@ void run_close(Run *run); /* unlocks; NULL is fine */
 /* For a start that failed: removes what was put into the folder since run_open, and the folder if run_open
  * made it; a run that RUN_FORCE moved aside is moved back. What was there before stays. Then run_close. */
 void run_undo(Run *run);
-/* Sets RUN/tokens, if it is there, aside, so that others can be made in its place. What was set aside is brought
- * back by run_undo, and by run_open after a process that was killed; run_keep_tokens gives it up for the new
- * ones. */
-bool run_renew_tokens(Run *run, Error *err);
-void run_keep_tokens(Run *run);
+/* Its runs have ended: without the lock, nothing in the folder is taken for what a start has left that failed. */
+void run_end_comparison(Run *run);
 const char *run_path(const Run *run);
 char *run_file(const Run *run, const char *name); /* RUN/name, to be freed */
 const char *run_moved_aside(const Run *run);      /* where RUN_FORCE put the old run; NULL: there was none */

@@ -1230,15 +1230,7 @@ bool data_folder_is_ours(const char *folder) {
     return ours;
 }
 
-/* Makes the folder, refuses one that is finished, removes what an interrupted process left. */
-static bool prepare_folder(const char *folder, Error *err) {
-    if (!folder_make(folder, err)) return false;
-    char *facts_path = xformat("%s/%s", folder, facts_name);
-    const bool finished = file_exists(facts_path);
-    free(facts_path);
-    if (finished)
-        return error_set(
-            err, "folder '%s' holds finished token shards; use them with -data, or name another one", folder);
+static bool remove_shards(const char *folder, Error *err) {
     char **names;
     size_t count;
     if (!folder_names(folder, &names, &count, err)) return false;
@@ -1256,6 +1248,25 @@ static bool prepare_folder(const char *folder, Error *err) {
     }
     free(names);
     return ok;
+}
+
+void data_remove_shards(const char *folder) {
+    char *facts_path = xformat("%s/%s", folder, facts_name);
+    unlink(facts_path); /* first: they are not finished then */
+    remove_shards(folder, NULL);
+    free(facts_path);
+}
+
+/* Makes the folder, refuses one that is finished, removes what an interrupted process left. */
+static bool prepare_folder(const char *folder, Error *err) {
+    if (!folder_make(folder, err)) return false;
+    char *facts_path = xformat("%s/%s", folder, facts_name);
+    const bool finished = file_exists(facts_path);
+    free(facts_path);
+    if (finished)
+        return error_set(
+            err, "folder '%s' holds finished token shards; use them with -data, or name another one", folder);
+    return remove_shards(folder, err);
 }
 
 static bool check_side(const Encoding *e, const DataSource *source, Side side, Error *err) {

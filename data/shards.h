@@ -91,6 +91,8 @@ Bpe *data_train_tokenizer(const DataSource *source, uint32_t vocab, Error *err);
  * threads; the same bytes for any number of them and any read size. */
 bool data_write_shards(const DataSource *source, const Bpe *bpe, const char *folder, DataFacts *facts,
                        Error *err);
+/* Takes back what data_write_shards has put there, whole or interrupted; the tokenizer's merges.txt stays. */
+void data_remove_shards(const char *folder);
 /* Whether a folder holds nothing but what data_write_shards puts there, whole or interrupted, and the tokenizer's
  * merges.txt: files of these names that begin as such files do. */
 bool data_folder_is_ours(const char *folder);

@@ -976,8 +976,8 @@ static void free_steps(StepFolder *steps, size_t count) {
 }
 
 /* Newest to oldest, passing over the damaged ones; the first good one, or with `lowest` that with the lowest
- * held-out loss (of equal ones the newest). One that cannot be read is not passed over: who went on from an older one
- * would write the newer steps again, and remove it. */
+ * held-out loss (of equal ones the newest). Only the latter, which is for reading, passes over one that cannot be read:
+ * who went on from an older one would write the newer steps again, and remove it. */
 static char *find_among(const StepFolder *steps, size_t count, const char *checkpoints, bool lowest,
                         Buffer *passed_over, Error *err) {
     size_t found = SIZE_MAX;
@@ -986,9 +986,9 @@ static char *find_among(const StepFolder *steps, size_t count, const char *check
     for (size_t i = 0; i < count && (lowest || found == SIZE_MAX); i++) {
         TrainState state;
         const Health health = check_health(steps[i].path, &state, &reason);
-        if (health == UNREADABLE)
+        if (health == UNREADABLE && !lowest)
             return error_set(err, "%s, or move that checkpoint away to go on without it", reason.text), NULL;
-        if (health == DAMAGED) {
+        if (health != GOOD) {
             buffer_append_text(passed_over, reason.text);
             buffer_append_text(passed_over, "\n");
         } else if (found == SIZE_MAX || state.eval_loss < best) { /* NaN is below nothing */

@@ -69,7 +69,8 @@ bool checkpoint_any(const char *checkpoints, bool *any, Error *err);
  * NULL) gets a line a damaged one: what is wrong with it. NULL and *err where there is none, and where one that may
  * be the answer cannot be read: that is not damage, and is not passed over. */
 char *checkpoint_newest(const char *checkpoints, Buffer *passed_over, Error *err);
-/* The good one with the lowest eval_loss; the newest where none was evaluated. */
+/* The good one with the lowest eval_loss; the newest where none was evaluated. For who only reads: one that cannot be
+ * read is passed over, too. */
 char *checkpoint_best(const char *checkpoints, Buffer *passed_over, Error *err);
 /* Removes all but the `keep` newest and step `best_step`, and what a killed writer left. Counting starts at
  * the newest good one, which is read back first and stays in any case; damaged ones that are newer go. Where

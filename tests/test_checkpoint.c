@@ -530,7 +530,9 @@ TEST(unreadable_is_not_damaged) {
         Buffer passed_over = {0};
         CHECK_MSG(!checkpoint_newest(at("unread"), &passed_over, &err) && says(expected), "%s", err.text);
         CHECK(says(", or move that checkpoint away to go on without it") && passed_over.size == 0);
-        CHECK(!checkpoint_best(at("unread"), &passed_over, &err) && says(expected) && passed_over.size == 0);
+        /* Who only reads takes another one. */
+        CHECK(is_named(checkpoint_best(at("unread"), &passed_over, &err), "step-00000001"));
+        CHECK(memmem(passed_over.data, passed_over.size, expected, strlen(expected)) != NULL);
         buffer_free(&passed_over);
         CHECK_MSG(!checkpoint_prune(at("unread"), 4, 0, &err) && says(expected), "%s", err.text);
         CHECK(says("; that checkpoint stays as it is"));

@@ -200,6 +200,15 @@ a_signal_saves_and_ends() {
     [ -s stopped/compare.json ]
 }
 
+# What the runs share is no left-over, also where they were moved elsewhere.
+shared_tokens_stay() {
+    cp -r both shared
+    rm -r shared/naive shared/flash shared/compare.json
+    cp -r shared/tokens kept
+    refused 1 'not empty and is no run' $train -run shared
+    diff -r shared/tokens kept
+}
+
 # However this process ends, the one that it has started ends too: at two signals at once, and when it is killed.
 nobody_is_left() { # NAME SIGNAL...
     local run=left-$1 signal process child
@@ -280,7 +289,7 @@ wrong_usage() {
 for test in two_backends two_at_once ended_before_it_trains json_tells_the_same plotting_needs_matplotlib \
     plots_what_is_above_the_floor shards_used_where_they_lie minutes_for_each none_that_fits \
     fewer_tokens_than_asked_for one_that_cannot_run a_crash_ends_one_alone a_signal_saves_and_ends a_strict_terminal \
-    flags_of_each no_pipe wrong_usage; do
+    flags_of_each no_pipe shared_tokens_stay wrong_usage; do
     run_test $test
 done
 run_test nobody_is_left signals INT TERM

@@ -299,6 +299,12 @@ not_to_be_read() {
         ln -s nowhere broken/checkpoints/step-00000002/$file
         refused_untouched "step-00000002/$file: it is a .*link.*, or move that checkpoint away to go on without it"
     done
+    # Who only reads takes another one, and says so.
+    broken_run
+    mv broken/checkpoints/step-00000001/MANIFEST away
+    ln -s nowhere broken/checkpoints/step-00000001/MANIFEST
+    done_with -evaluate -load broken
+    holds err 'note: passed over .*step-00000001/MANIFEST: it is a link to something that is not there'
     broken_run
     mv broken/checkpoints/step-00000002 away
     ln -s ../nowhere broken/checkpoints/step-00000002
@@ -317,14 +323,10 @@ moved_away() {
     mkdir broken/checkpoints # where a disk would be mounted
     refused_untouched "$gone"
     rmdir broken/checkpoints
-    # Killed after it was gone on with; and in its first process, past a step after which a save was due.
+    # Killed after it was gone on with.
     sed -i '/"type":"end"/d' broken/log.jsonl
     cp broken/log.jsonl log
     sed -n '/"type":"start"/p' log >> broken/log.jsonl
-    sed -i 's/"checkpoint_every": 1,/"checkpoint_every": 5,/' broken/run.json
-    refused_untouched "$gone"
-    cp log broken/log.jsonl
-    sed -i 's/"checkpoint_every": 5,/"checkpoint_every": 1,/' broken/run.json
     refused_untouched "$gone"
     # A last line that was cut by the kill, or by a power cut filled with zeros.
     printf '{"type":"st' >> broken/log.jsonl
@@ -347,22 +349,23 @@ moved_away() {
     sed -i '/"type":"end"/d; /"step":2/d' broken/log.jsonl
     done_with -resume -run broken
     [[ $(grep -c '"type":"start"' broken/log.jsonl) == 1 && $(grep -c '"type":"step"' broken/log.jsonl) == 2 ]]
-    # With -minutes none is due before the number of steps is known.
-    broken_run
-    rm -r broken/checkpoints
-    sed -i '/"type":"end"/d' broken/log.jsonl
-    sed -i 's/"minutes": null/"minutes": 1.0/' broken/run.json
-    done_with -resume -run broken
     # Or before anything was logged.
     broken_run
     rm -r broken/checkpoints broken/log.jsonl
     done_with -resume -run broken
-    # Nothing was moved where every save failed, as the end says.
-    broken_run
-    rm -r broken/checkpoints
-    mkdir broken/checkpoints
-    sed -i 's/"reason":"done"/"reason":"failed: no space left"/' broken/log.jsonl
-    done_with -resume -run broken
+    # Nothing was moved where every save failed, as the end says, or could not be said; and where not even the folder
+    # could be made, since the run was moved while it trained.
+    for end in 's/"reason":"done"/"reason":"failed: no space left"/' '/"type":"end"/d'; do
+        broken_run
+        rm -r broken/checkpoints
+        mkdir broken/checkpoints
+        sed -i "$end" broken/log.jsonl
+        done_with -resume -run broken
+        broken_run
+        rm -r broken/checkpoints
+        sed -i "$end" broken/log.jsonl
+        done_with -resume -run broken
+    done
 }
 run_as 'checkpoints that were moved away' moved_away
 

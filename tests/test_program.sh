@@ -453,8 +453,6 @@ inputs_in_the_run_folder() {
         done
         stays heldout -data 'run/tokens/train-*.bin' -heldout 'within/tokens/heldout-*.bin' -run ./within $how
         stays heldout -data stories.txt -heldout links/text.txt -run "$PWD/within" $how
-        stays tokenizer -data stories.txt -tokenizer within -run within $how
-        stays tokenizer -data stories.txt -tokenizer linked/tokens/merges.txt -run within $how
         stays load -data stories.txt -load within -run within $how
         stays load -data stories.txt -load linked/checkpoints/step-00000003 -run within $how
         set +f
@@ -468,6 +466,11 @@ inputs_in_the_run_folder() {
         -run within -force >out
     "$program" -evaluate -load within >out 2>err
     "$program" -resume -run within -steps 2 >out
+    # Of the tokenizer the new run has a copy.
+    "$program" -data stories.txt ${small/-vocab 300/} -tokenizer within -steps 1 -run within -force >out
+    rm -r within.old-*
+    "$program" -resume -run within -steps 2 >out
+    "$program" -evaluate -load within >out 2>err
     # What lies where a start was given up is not removed, either.
     rm -r within/run.json within/log.jsonl within/checkpoints within/report.html within/tokens
     cp -r run/tokens within/tokens
@@ -500,7 +503,7 @@ tokens_that_are_gone() {
             local words=$1
             shift
             ends_with 1 "$program" -resume -run gone "$@"
-            diff -r -x lock gone-before gone
+            diff -r -x lock -x '*.bin' gone-before gone # shards that are not finished are worth nothing
             holds err "$words"
         }
         refused_for 'made anew, of a text that has changed: put the old text back' -steps 7
@@ -512,7 +515,19 @@ tokens_that_are_gone() {
         "$program" -resume -run gone -steps 7 >out
         grep -q 'tokenizer  *[0-9]* tokens, from gone/checkpoints/' out
         diff -r whole/tokens gone/tokens
-        [ ! -e gone/tokens.old ]
+    done
+    # What somebody else has put there stays, whatever becomes of the tokens.
+    rm -rf gone
+    cp -r whole gone
+    rm gone/tokens/data.json
+    mkdir gone/tokens.old
+    echo mine | tee gone/tokens/notes.txt >gone/tokens.old/notes.txt
+    rm text.txt
+    ends_with 1 "$program" -resume -run gone -steps 7
+    cp stories.txt text.txt
+    "$program" -resume -run gone -steps 7 >out
+    for was in tokens tokens.old; do
+        [ "$(cat gone/$was/notes.txt)" = mine ]
     done
 }
 

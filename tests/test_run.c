@@ -309,37 +309,6 @@ TEST(leftovers_and_what_looks_like_them) {
 }
 
 /* A lock is no way into another file. */
-/* Tokens that are set aside are there again after run_undo and after a process that was killed, until they are given
- * up. */
-TEST(tokens_made_anew) {
-    Error err = {0};
-    Run *run = open_run(in_folder("anew"), RUN_NEW, false);
-    settle(run);
-    run_close(run);
-    for (int how = 0; how < 4; how++) {
-        run = open_run(in_folder("anew"), RUN_RESUME, true);
-        const bool there = how > 0; /* the first time there are none */
-        CHECK_MSG(run_renew_tokens(run, &err), "%s", err.text);
-        CHECK(folder_exists(in_folder("anew/tokens.old")) == there &&
-              !folder_exists(in_folder("anew/tokens")));
-        CHECK(folder_make(in_folder("anew/tokens"), &err));
-        write_file(in_folder("anew/tokens/merges.txt"), "new", 3);
-        if (how == 3) run_keep_tokens(run);
-        if (how < 2 || how == 3) run_undo(run);
-        run_close(run); /* how 2: as if killed */
-        if (how == 2) check_file(in_folder("anew/tokens/merges.txt"), "new");
-        run_close(open_run(in_folder("anew"), RUN_RESUME, true));
-        CHECK(!folder_exists(in_folder("anew/tokens.old")));
-        CHECK(file_exists(in_folder("anew/run.json")) && file_exists(in_folder("anew/lock")));
-        if (how == 0) {
-            CHECK(!folder_exists(in_folder("anew/tokens")) && folder_make(in_folder("anew/tokens"), &err));
-            write_file(in_folder("anew/tokens/merges.txt"), "old", 3);
-        } else {
-            check_file(in_folder("anew/tokens/merges.txt"), how == 3 ? "new" : "old");
-        }
-    }
-}
-
 TEST(lock_that_is_another_file) {
     write_text(in_folder("precious"), "precious");
     for (int hard = 0; hard < 2; hard++) {
@@ -789,7 +758,6 @@ int main(int argc, char **argv) {
     RUN(lock);
     RUN(another_process_is_faster);
     RUN(leftovers_and_what_looks_like_them);
-    RUN(tokens_made_anew);
     RUN(lock_that_is_another_file);
     RUN(folder_that_is_moved_in_use);
     RUN(paths_that_cannot_be);
