@@ -202,11 +202,11 @@ a_signal_saves_and_ends() {
 
 # What the runs share is no left-over, also where they were moved elsewhere.
 shared_tokens_stay() {
-    cp -r both shared
-    rm -r shared/naive shared/flash shared/compare.json
-    cp -r shared/tokens kept
-    refused 1 'not empty and is no run' $train -run shared
-    diff -r shared/tokens kept
+    "$program" -compare naive,flash $train -run abandoned >out 2>err
+    rm -r abandoned/naive abandoned/flash abandoned/compare.json
+    cp -r abandoned/tokens abandoned-before
+    refused 1 'not empty and is no run' $train -run abandoned
+    diff -r abandoned/tokens abandoned-before
 }
 
 # However this process ends, the one that it has started ends too: at two signals at once, and when it is killed.
