@@ -285,8 +285,8 @@ $(PROGRAM): $(PROGRAM_OBJECTS) $(LIBRARY)
 $(BUILD)/tests/emulated/emulated.o: INCLUDES := -Itests/emulated -fno-sanitize=all
 $(BUILD)/tests/emulated/flash_%.o: tests/emulated/flash.cu $(BUILD)/commands Makefile
 	@mkdir -p $(@D)
-	$(call short,compile,$< for sm_$*)$(CC) -x c++ -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed $(FLAGS) -D_GNU_SOURCE \
-	    -Itests/emulated -D__CUDACC__ -D__CUDA_ARCH__=$*0 $(if $(filter release,$(VARIANT)),-O2) \
+	$(call short,compile,$< for sm_$*)$(CC) -x c++ -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed \
+	    $(FLAGS) -D_GNU_SOURCE -Itests/emulated -D__CUDACC__ -D__CUDA_ARCH__=$*0 $(if $(filter release,$(VARIANT)),-O2) \
 	    -fno-exceptions -fno-rtti $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/tests/test_flash_cuda: $(EMULATED)

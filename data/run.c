@@ -2,7 +2,8 @@
  *
  * The lock is flock's on RUN/lock: the kernel drops it when the process ends, however it ends, so no stale
  * lock is ever left. The file itself stays: removing it would let two processes hold locks on two files of
- * one name. A file system without locks (some network ones) is used unlocked. */
+ * one name (but for a comparison that has ended: its folder is no longer to be had anyway). A file system without
+ * locks (some network ones) is used unlocked. */
 #include "run.h"
 
 #include "shards.h"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # test_crash.sh - nothing is lost: a run is killed at each system call that changes its folder, each of them
 # fails once with ENOSPC and once with EIO, each that reads it once with EIO, and the disk is full for real. Takes
-# the program's path, beside which tests/crash_shim.so was built; prints what failed, and at last "crash: N passed, N failed, N skipped".
+# the program's path, beside which tests/crash_shim.so was built; prints what failed, and at last "crash: N passed,
+# N failed, N skipped".
 #
 # The run goes on from its checkpoint after step 1 to step 3, so that the calls are those of a start, of a
 # save between steps with the removal of an older checkpoint, and of the last save. CRASH_EVERY=n tries every

@@ -471,7 +471,11 @@ static void check_last_sequence(size_t B, size_t T, size_t H, size_t D, bool det
     Error err = {0};
     for (int i = 0; i < 6; i++) {
         memory[i] = ops.allocate(gpu, i < 5 ? B * sizes[i] : scratch_bytes, &err);
-        if (!memory[i]) printf("test_flash_cuda: %s\n", err.text), exit(1);
+        if (!memory[i] && !emulated) printf("test_flash_cuda: %s\n", err.text), exit(1);
+        if (memory[i]) continue;
+        while (i-- > 0) ops.release(gpu, memory[i]);
+        case_free(&some), case_free(&last);
+        SKIP("%s", err.text); /* the system lends no memory that it does not have */
     }
     for (size_t b = emulated ? B - 1 : 0; b < B; b++) {
         ops.upload(gpu, memory[0] + b * sizes[0], b + 1 < B ? some.qkv : last.qkv, sizes[0]);
@@ -523,7 +527,7 @@ TEST(more_than_two_to_the_32_numbers) {
         return;
     }
     for (size_t i = 0; i < HEAD_SIZES; i++)
-        for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+        for (size_t v = 0; v < sizeof variants / sizeof variants[0] && !test_state.skipped; v++) {
             choose(&variants[v]);
             check_last_sequence(((size_t)1 << 32) / (17 * 3 * 3 * head_sizes[i]) + 1, 17, 3, head_sizes[i],
                                 variants[v].deterministic);

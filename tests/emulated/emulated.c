@@ -256,7 +256,7 @@ void cuda_fail(const char *what, const char *reason) {
     exit(1);
 }
 
-/* A table for each head size, of the least length that all tests do with; grown from the start where it is not. */
+/* The table in fp16 alone; made anew for another head size, and for more positions than it has. */
 Angles cuda_angles(Stream *stream, size_t positions, size_t half) {
     if (stream->angle_half != half || stream->angle_positions < positions) {
         const size_t count = (positions + ANGLE_ROWS - 1) / ANGLE_ROWS * ANGLE_ROWS;
