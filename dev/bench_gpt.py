@@ -1,12 +1,13 @@
 """The yardstick for bench_gpu: a GPT-2 in PyTorch, compiled, at the same shapes.
 
     python3 dev/bench_gpt.py [--attention fa2|cudnn] [--layers 12] [--heads 12] [--channels 768] [--ctx 1024]
-                             [--vocab 50257] [--batch 64] [--steps 20] [--position learned|rotary]
+                             [--vocab 50257] [--batch 64] [--steps 20] [--position learned|rotary] [--graphs]
 
 bf16 by autocast, fp32 weights, fused AdamW, gradients clipped, tied head, vocabulary padded to a multiple of
 128. The attention operator is called by its name: PyTorch's switches are no proof, since the compiler may take
-another; the names of the kernels that ran are printed, from its profiler. The first line is for scripts:
-"tokens/s N"."""
+another; the names of the kernels that ran are printed, from its profiler. --graphs: torch.compile's mode
+"reduce-overhead", CUDA graphs, for models so small that the host is slower than the GPU. The first line is for
+scripts: "tokens/s N"."""
 
 import argparse
 import time
@@ -81,6 +82,7 @@ def main():
     for name, value in sizes.items():
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--position", choices=["learned", "rotary"], default="learned")
+    parser.add_argument("--graphs", action="store_true")
     a = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench_gpt.py: PyTorch sees no GPU here")
@@ -89,11 +91,12 @@ def main():
     model = Gpt(a).cuda()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, mode="reduce-overhead" if a.graphs else "default")
     ids = torch.randint(0, a.vocab, (a.batch, a.ctx + 1), device="cuda")
     tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def step():
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = compiled(tokens, targets)
         loss.backward()
@@ -111,12 +114,13 @@ def main():
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / a.steps
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step()
+        loss = step()
         torch.cuda.synchronize()
     attention = ("flash", "sdpa", "fmha")
     names = sorted({e.key for e in profile.key_averages() if any(s in e.key.lower() for s in attention)})
     print(f"tokens/s {a.batch * a.ctx / seconds:.0f}")
-    print(f"PyTorch {torch.__version__} compiled, {torch.cuda.get_device_name()}; attention {a.attention}")
+    how = "compiled, CUDA graphs" if a.graphs else "compiled"
+    print(f"PyTorch {torch.__version__} {how}, {torch.cuda.get_device_name()}; attention {a.attention}")
     print(f"{a.layers} x {a.channels}, {a.heads} heads, V {a.vocab}, {a.position} positions; B {a.batch}, T {a.ctx}")
     print(f"{1e3 * seconds:.2f} ms a step, loss {loss.item():.4f}, "
           f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB by its allocator")

@@ -157,9 +157,9 @@ uint32_t sample_token(const float *logits, size_t V, const SampleSettings *setti
 /* ---- many sequences ---- */
 
 static bool all_finite(const float *logits, size_t V) {
-    bool finite = true;
-    for (size_t i = 0; i < V; i++) finite &= fabsf(logits[i]) <= FLT_MAX; /* false for NaN */
-    return finite;
+    uint32_t wrong = 0; /* as wide as a logit: with a bool, vector instructions mostly pack and unpack */
+    for (size_t i = 0; i < V; i++) wrong |= !(fabsf(logits[i]) <= FLT_MAX); /* true for NaN */
+    return !wrong;
 }
 
 /* 53 bits of a random block, in [0, 1), of which sequence and position are the address. */
@@ -200,14 +200,18 @@ bool generate(Gpt *gpt, const uint32_t *prompt, size_t prompt_tokens, size_t n, 
     for (size_t position = 0; position < max_tokens && writing > 0 && !stop_requested(); position++) {
         copy_newest(fresh, window, n, T + 1, length, unread);
         const float *logits = gpt_cache_extend(gpt, fresh, n, unread); /* (n, V) */
-        /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
-        for (size_t i = 0; i < n; i++) finite = finite && (ended[i] || all_finite(logits + i * V, V));
+#pragma omp parallel for schedule(dynamic) reduction(&& : finite) if (n > 1)
+        for (size_t i = 0; i < n; i++) {
+            const float *of_sequence = logits + i * V;
+            /* A sequence that has ended keeps its place in the batch; what it is fed reaches no other. */
+            next[i] = end_token;
+            if (ended[i]) continue;
+            finite = finite && all_finite(of_sequence, V);
+            if (finite)
+                next[i] = sample_with(work + i * work_floats(V), of_sequence, V, settings,
+                                      uniform_at(settings->seed, first_sequence + i, position));
+        }
         if (!finite) break;
-#pragma omp parallel for schedule(dynamic) if (n > 1)
-        for (size_t i = 0; i < n; i++)
-            next[i] = ended[i] ? end_token
-                               : sample_with(work + i * work_floats(V), logits + i * V, V, settings,
-                                             uniform_at(settings->seed, first_sequence + i, position));
         for (size_t i = 0; i < n; i++) {
             window[i * (T + 1) + length] = (int32_t)next[i];
             if (ended[i]) continue;
