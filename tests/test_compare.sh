@@ -10,6 +10,7 @@ start_tests compare "$@"
 
 small="-threads 1 -layers 2 -heads 2 -channels 32 -ctx 64 -batch 4 -vocab 300 -sample-tokens 10 -eval-tokens 640"
 train="-stories 60 $small -steps 6 -eval-every 2 -dropout 0.1"
+slow_start='-stories 60000' # after the merges, that many take a while to be tokenized
 
 two_backends() {
     "$program" -compare naive,flash $train -run both >out 2>err
@@ -35,13 +36,9 @@ two_backends() {
 # A folder whose tokens are being made is another process's, whoever wants it.
 two_at_once() {
     local process how refusals=0
-    "$program" -compare naive,flash $train -stories 3000 -run shared >first 2>first.err &
+    "$program" -compare naive,flash $train $slow_start -run shared >first 2>first.err &
     process=$!
-    for _ in $(seq 600); do
-        [ ! -d shared ] || break
-        sleep 0.05
-    done
-    sleep 0.2
+    until_holds shared/tokens/merges.txt .
     kill -STOP $process # so that it is at it until all have tried
     for how in '-compare flash,naive' '' -resume -force '-tokenize -force'; do
         if [ "${how%% *}" = -tokenize ]; then how="$how -stories 60 -vocab 300"; else how="$how $train"; fi
@@ -60,13 +57,9 @@ two_at_once() {
 ended_before_it_trains() {
     local signal process
     for signal in KILL TERM; do
-        "$program" -compare naive,flash $train -stories 3000 -run early >out 2>err &
+        "$program" -compare naive,flash $train $slow_start -run early >out 2>err &
         process=$!
-        for _ in $(seq 600); do
-            [ ! -d early ] || break
-            sleep 0.05
-        done
-        sleep 0.2
+        until_holds early/tokens/merges.txt .
         if [ $signal = KILL ]; then
             stops $signal $process 137
             [ -d early ]
