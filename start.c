@@ -590,9 +590,11 @@ static bool open_data(App *app) {
         done = folder_make(folder, &app->err);
         app->has_facts = done && facts_beside(app);
     } else {
-        const bool make = !app->settings || !file_exists(facts);
-        app->made_tokens = make, app->made_merges = make && !file_exists(merges);
-        done = (!make || make_tokens(app, folder)) && data_read_facts(folder, &app->facts, &app->err) &&
+        PathKind kind = PATH_NONE; /* what is there but cannot be looked at is no reason to make tokens */
+        const bool looked = !app->settings || path_look(facts, &kind, &app->err), make = kind == PATH_NONE;
+        app->made_tokens = looked && make, app->made_merges = app->made_tokens && !file_exists(merges);
+        done = looked && (!make || make_tokens(app, folder)) &&
+               data_read_facts(folder, &app->facts, &app->err) &&
                open_shards(app, train, heldout, make ? put_text_back : put_back);
         app->has_facts = done;
     }

@@ -502,7 +502,11 @@ static bool find_files(const char *pattern, char ***paths, size_t *count, Error 
     }
     free(folder);
     if (ok && *count == 0)
-        ok = error_set(err, "no file matches '%s'; expected at least one token shard (.bin)", pattern);
+        ok = error_set(
+            err,
+            "no file matches '%s': expected at least one token shard (.bin); put them there, or start the "
+            "program in the folder from which that path leads to them",
+            pattern);
     if (ok) qsort(*paths, *count, sizeof **paths, compare_paths);
     return ok;
 }
@@ -1261,9 +1265,11 @@ void data_remove_shards(const char *folder) {
 static bool prepare_folder(const char *folder, Error *err) {
     if (!folder_make(folder, err)) return false;
     char *facts_path = xformat("%s/%s", folder, facts_name);
-    const bool finished = file_exists(facts_path);
+    PathKind kind;
+    const bool looked = path_look(facts_path, &kind, err);
     free(facts_path);
-    if (finished)
+    if (!looked) return false;
+    if (kind != PATH_NONE)
         return error_set(
             err, "folder '%s' holds finished token shards; use them with -data, or name another one", folder);
     return remove_shards(folder, err);

@@ -236,11 +236,7 @@ damaged_run() {
             empty) : > damaged/$entry ;;
             folder) mkdir damaged/$entry ;;
             dangling) ln -s nothing-there damaged/$entry ;;
-            pipe)
-                # Opening one for writing would wait for a reader, as is its nature.
-                [[ $entry != log.jsonl && $entry != lock ]] || continue
-                mkfifo damaged/$entry
-                ;;
+            pipe) mkfifo damaged/$entry ;;
             random) head -c 3000 "$program" > damaged/$entry ;;
             huge) truncate -s 1T damaged/$entry 2> /dev/null || continue ;;
             esac
