@@ -517,6 +517,16 @@ tokens_that_are_gone() {
         grep -q 'tokenizer  *[0-9]* tokens, from gone/checkpoints/' out
         diff -r whole/tokens gone/tokens
     done
+    # What cannot be looked at is not gone.
+    for was in link folder; do
+        rm -rf gone
+        cp -r whole gone
+        rm gone/tokens/data.json
+        if [ $was = link ]; then ln -s nowhere gone/tokens/data.json; else mkdir gone/tokens/data.json; fi
+        ends_with 1 "$program" -resume -run gone -steps 7
+        holds err "data.json.* is a link to something that is not there\|data.json is not a regular file: found a folder"
+        diff -r -x lock -x data.json whole/tokens gone/tokens
+    done
     # What somebody else has put there stays, whatever becomes of the tokens.
     rm -rf gone
     cp -r whole gone
