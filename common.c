@@ -349,6 +349,17 @@ static int open_regular(const char *path, int flags, uint64_t *size, Error *err)
     return -1;
 }
 
+FILE *file_open(const char *path, Error *err) {
+    uint64_t size;
+    const int fd = open_regular(path, 0, &size, err);
+    FILE *file = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (fd >= 0 && !file) {
+        cannot("open file", path, errno, "close other programs", err);
+        close(fd);
+    }
+    return file;
+}
+
 /* Reads until size bytes are there or the file ends; returns the bytes read, SIZE_MAX on failure. */
 static size_t read_fully(int fd, void *bytes, size_t size) {
     size_t done = 0;

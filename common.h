@@ -73,6 +73,8 @@ void buffer_free(Buffer *buffer); /* and empties it */
 /* ---- files ---- */
 /* Reads a whole regular file of at most max_size bytes; what `out` held before is dropped. */
 bool file_read(const char *path, size_t max_size, Buffer *out, Error *err);
+/* A regular file, to be read as a stream; NULL: an error, and so for a pipe, which is not waited for. */
+FILE *file_open(const char *path, Error *err);
 /* Replaces a file so that a crash at any instant leaves the old or the new one: a temporary file
  * beside it, fsync, rename, fsync of the folder. */
 bool file_replace(const char *path, const void *bytes, size_t size, Error *err);

@@ -529,6 +529,7 @@ static bool log_write(Run *run, const Buffer *line, Error *err) {
     char *path = run_file(run, "log.jsonl");
     bool ok = run->log >= 0 || run_is_in_place(run, err);
     if (ok && run->log < 0) {
+        /* O_NONBLOCK: a pipe is not waited for here, either. */
         run->log = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
         if (run->log < 0) ok = error_set(err, "cannot open '%s': %s", path, strerror(errno));
     }
@@ -587,28 +588,10 @@ static bool next_line(FILE *file, Buffer *line, bool *whole) {
     return line->size > 0;
 }
 
-static bool log_unreadable(Error *err, const char *what, const char *name) {
-    error_set(err, "cannot %s '%s': %s; check its permissions and the disk", what, name, strerror(errno));
+/* What is there but cannot be read is not for whoever begins anew where there is no log. */
+static bool log_unreadable(Error *err) {
     if (err) err->unreadable = true;
     return false;
-}
-
-/* O_NONBLOCK, because opening a pipe would otherwise wait for its other end. */
-static bool open_log(const char *name, FILE **file, Error *err) {
-    const int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        log_unreadable(err, "open", name);
-    } else if (!S_ISREG(info.st_mode)) {
-        error_set(
-            err, "'%s' is not a regular file: found a %s; move it away, and put the log back if there is one",
-            name, S_ISDIR(info.st_mode) ? "folder" : "pipe or device");
-        if (err) err->unreadable = true;
-    } else if (!(*file = fdopen(fd, "rb"))) {
-        log_unreadable(err, "open", name);
-    }
-    if (fd >= 0 && !*file) close(fd);
-    return *file != NULL;
 }
 
 bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *row, Error *err), void *context,
@@ -616,8 +599,8 @@ bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *ro
     char *name = join(path, "log.jsonl");
     PathKind kind;
     bool ok = path_look(name, &kind, err);
-    FILE *file = NULL;
-    if (ok && kind != PATH_NONE) ok = open_log(name, &file, err);
+    FILE *file = ok && kind != PATH_NONE ? file_open(name, err) : NULL;
+    if (ok && kind != PATH_NONE && !file) ok = log_unreadable(err);
     Buffer line = {0};
     bool whole;
     for (uint64_t number = 1; ok && file && next_line(file, &line, &whole); number++) {
@@ -635,7 +618,10 @@ bool run_log_each(const char *path, bool (*each)(void *context, const RunRow *ro
                            json ? "not an object with a \"type\"" : problem.text);
         json_decref(json);
     }
-    if (ok && file && ferror(file)) ok = log_unreadable(err, "read", name);
+    if (ok && file && ferror(file)) {
+        error_set(err, "cannot read '%s': %s; check its permissions and the disk", name, strerror(errno));
+        ok = log_unreadable(err);
+    }
     if (file) fclose(file);
     buffer_free(&line);
     free(name);

@@ -114,7 +114,7 @@ def main():
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / a.steps
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        loss = step()
+        loss = step()  # an earlier one's may be overwritten by now, where there are graphs
         torch.cuda.synchronize()
     attention = ("flash", "sdpa", "fmha")
     names = sorted({e.key for e in profile.key_averages() if any(s in e.key.lower() for s in attention)})
